@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NEWEST := llama.cpp mlx-lm vllm sglang transformers
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6" "pillow>=10.1"
 
-.PHONY: run test check pages sentences engines inputs lowest packages programs users nightly hashes fuzz mutants wheels newest $(NEWEST:%=newest-%) bench docs clean help
+.PHONY: run test check pages sentences engines inputs lowest packages programs users nightly hashes fuzz mutants wheels newest $(NEWEST:%=newest-%) bench docs notebooks clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -109,6 +109,9 @@ docs: $(VENV)/.docs          ## the documentation, as a site in docs/_build
 	@$(BIN)/python docs/make_lessons.py docs/_build
 	@$(BIN)/python docs/make_gallery.py docs/_build
 	@echo "docs/_build/index.html" >&2
+
+notebooks: $(VENV)/.run      ## the lessons as notebooks, in docs/_build/notebooks
+	@$(BIN)/python docs/make_notebooks.py docs/_build/notebooks
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cachesim needs Python 3.11 or newer; set PYTHON=...")'

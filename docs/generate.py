@@ -24,6 +24,7 @@ from pages import (
     schemas,
 )
 
+from cachesim.learn.drawing import BOXES_STYLE
 from cachesim.report.svg import STYLE
 
 FOLDER: Final = Path(__file__).parent / "_generated"
@@ -43,7 +44,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 """Every generated page, and what writes it."""
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
-    "static/picture.css": lambda: STYLE,
+    "static/picture.css": lambda: STYLE + BOXES_STYLE,
     "static/two-codes.svg": make_picture.picture,
     "parts/home.inc": home.page,
     "parts/gallery.inc": gallery.page,

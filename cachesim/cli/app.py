@@ -245,7 +245,7 @@ def real_gguf(
     preset: str,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="The file to write.")],
-    seed: Annotated[int, Parameter(help="The seed of everything that is drawn at random.")] = 0,
+    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
     window: Annotated[
         int, Parameter(help="The model's sliding window; 0: that of the preset.")
     ] = 0,

@@ -488,7 +488,7 @@ def check_command(
     require: Required = None,
     emit: Annotated[Path | None, Parameter(help="Write counterexamples to this folder.")] = None,
     export: options.Tests = None,
-    seed: Annotated[int, Parameter(help="The seed of everything that is drawn at random.")] = 0,
+    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
     arithmetic: options.JudgingArithmetic = "ring",
     jobs: options.Jobs = None,
     dask: options.Dask = None,

@@ -38,6 +38,7 @@ from cachesim.scenario import full_profile
 from cachesim.scenario.checks import refused_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import STDIN, shipped_files
+from cachesim.verify.verdict import SHOWN
 
 NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")
 """A comma before a flag's name; values may contain commas."""
@@ -350,7 +351,7 @@ def first_difference(runs: Sequence[Run], differing: Sequence[int]) -> list[Rend
         return [Text("no difference in any step")]
     first = steps[differing[0]].name
     lines: list[RenderableType] = [
-        Text(f"{len(differing)} of {len(steps)} steps differ; the first is {first}")
+        Text(f"{len(differing)} of {len(steps)} requests differ; the first is {first}")
     ]
     if len({run.profile.partition("@")[0] for run in runs}) > 1:
         return [*lines, Text("two engines have different events: only outcomes are compared")]
@@ -358,7 +359,7 @@ def first_difference(runs: Sequence[Run], differing: Sequence[int]) -> list[Rend
     if difference is None:
         return [*lines, Text("every decision is the same")]
     step, events = difference
-    where = Text(f"the first decision that differs is in step {step.name}:")
+    where = Text(f"the first decision that differs is in request {step.name}:")
     lines.append(where)
     for run, event in zip(runs, events, strict=True):
         what = Text("    nothing of the kind") if event is None else event_lines([event])
@@ -385,7 +386,7 @@ def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[Renderab
         else "\nwhat differs: only what is kept; every request is answered alike"
     )
     table = FittingTable()
-    for name in ("step", "", *(broken(run.profile, 24) for run in runs)):
+    for name in ("request", "", *(broken(run.profile, 24) for run in runs)):
         table.add_column(name, overflow="fold")
     shown = {runs[0].steps[index].name for index in differing[:MOST_STEPS]}
     for name, what, *sides in found:
@@ -393,7 +394,7 @@ def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[Renderab
             table.add_row(*(Text(word) for word in (name, what, *sides)))
     yield table
     if len(differing) > MOST_STEPS:
-        yield Text(f"and {len(differing) - MOST_STEPS} more steps", style="quiet")
+        yield Text(f"and {len(differing) - MOST_STEPS} more requests", style="quiet")
 
 
 def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
@@ -409,7 +410,7 @@ def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
                 (f"token {at} is {side[at - 1]}" if at <= len(side) else f"ends before token {at}")
                 for side in sides
             )
-        yield one.name, what, left, right
+        yield one.name, "prefilled" if what == "processed" else what, left, right
     entries = [" ".join(str(entry["n_tokens"]) for entry in s.prompt_cache) for s in (one, other)]
     if entries[0] != entries[1]:
         yield one.name, "prompt cache", entries[0] or "none", entries[1] or "none"
@@ -420,7 +421,7 @@ def _word(value: object) -> str:
         shown = [*map(str, value)]
         more = ["..."] if len(shown) > MOST_CHECKPOINTS else []
         return " ".join([*more, *shown[-MOST_CHECKPOINTS:]]) or "none"
-    return "none" if value is None else str(value)
+    return "none" if value is None else SHOWN.get(str(value), str(value))
 
 
 def _first_difference(one: Run, other: Run) -> tuple[Step, tuple[Event | None, ...]] | None:

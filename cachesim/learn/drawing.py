@@ -12,7 +12,31 @@ from typing import Any, Final
 from cachesim.learn.kit import Answered, Memory, letters
 from cachesim.report import picture_text
 from cachesim.report.picture import Kind, Picture, story
-from cachesim.report.svg import inline
+from cachesim.report.svg import STYLE, inline
+
+BOXES_STYLE: Final = """\
+svg.boxes { width: 100%; height: auto; display: block; } svg.boxes rect { stroke: #14181d40; }
+svg.boxes text { font: 13px ui-monospace, monospace; }
+svg.boxes text { fill: var(--color-foreground-primary, currentColor); }
+svg.boxes text.in { text-anchor: middle; fill: #14181d; }
+svg.boxes .first { fill: #f6b26b; } svg.boxes .second { fill: #8ec1f2; }
+svg.boxes .both { fill: #9bd18b; } svg.boxes .plain { fill: #c4c9d0; }
+svg.boxes .gone { fill: #fff; stroke: #d0282b; stroke-dasharray: 3 2; }
+"""
+
+
+class InNotebook:
+    """What a notebook shows of a picture in the last line of a cell."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        pictures = getattr(self, "shown", (("", "", self),))
+        drawn = (
+            f"<p>{escape(f'{value} {said}')}</p>{each.svg('n')}" for value, said, each in pictures
+        )
+        return f"<style>{STYLE}{BOXES_STYLE}</style>{''.join(drawn)}"
+
 
 KINDS: Final[tuple[Kind, ...]] = (
     "request", "attention", "window", "recurrent", "checkpoint", "tree",
@@ -20,7 +44,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(InNotebook):
     """A picture of memory with its description, step by step."""
 
     picture: Picture
@@ -37,7 +61,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boxes:
+class Boxes(InNotebook):
     """Rows of boxes: cells with their letters and owners, or blocks with their hashes."""
 
     rows: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]  # a label, then text and tone
@@ -120,7 +144,7 @@ def drawn(replies: Sequence[Answered], *also: Kind) -> Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class Control(InNotebook):
     """A number to change, with the result of each value."""
 
     label: str

@@ -79,7 +79,7 @@ class Settings:
         bool, Parameter(negative="", help="Send prompts as messages, where a server takes texts.")
     ] = False
     key: Annotated[str, Parameter(help="The environment variable of the API key.")] = ""
-    seed: Annotated[int, Parameter(help="The seed of everything that is drawn at random.")] = 0
+    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0
     may_erase: Annotated[
         bool, Parameter(negative="", help="Allow cachesim to clear the server's cache.")
     ] = False

@@ -162,7 +162,7 @@ def by_evidence(runs: Sequence[Run]) -> RenderableType:
     """A line per engine: runs with wrong answers or a crash, by evidence label."""
     table = FittingTable(padding=(0, 1, 0, 0))
     wrong = "wrong answers and " if _are_judged(runs) else ""
-    table.add_column(f"{wrong}crashes of releases", overflow="fold")
+    table.add_column(f"{wrong}crashes", overflow="fold")
     for heading in LABELS:
         table.add_column(heading, justify="right", overflow="fold")
     counts: dict[str, Counter[Evidence]] = defaultdict(Counter)

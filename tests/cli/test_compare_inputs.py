@@ -44,7 +44,7 @@ def test_two_profiles_are_compared_on_a_scenario_from_standard_input(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     assert 1 == main(["compare", "-", "-p", "b11549", "-p", "b11549+erase-equal"])
-    assert "2 of 3 steps differ; the first is B" in capsys.readouterr().out
+    assert "2 of 3 requests differ; the first is B" in capsys.readouterr().out
 
 
 def test_a_folder_of_several_scenarios_is_no_workload(tmp_path: Path, capsys: Capture) -> None:

@@ -199,9 +199,9 @@ def test_two_values_of_a_flag_are_compared(capsys: Capture) -> None:
     assert main(command) == 0
     command[command.index("b9538")] += ",ctx-checkpoints=0"
     out = output(capsys, command, 1)
-    assert "llama.cpp@b9538,ctx_checkpoints=0, step C: 0 of" in out
+    assert "llama.cpp@b9538,ctx_checkpoints=0, request C: 0 of" in out
     assert "but with b9538,ctx_checkpoints=0: answer same" in out
-    assert "steps differ; the first is A" in out
+    assert "requests differ; the first is A" in out
 
 
 @pytest.mark.parametrize("step", ["C", "3"])

@@ -186,8 +186,8 @@ def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
     assert main(["compare", "llama.cpp-24143-hybrid", "-p", profiles[0], "-p", profiles[1]]) == 1
 
     out = spoken(capsys)[0]
-    assert "2 of 4 steps differ; the first is C" in out
-    assert "the first decision that differs is in step C:" in out
+    assert "2 of 4 requests differ; the first is C" in out
+    assert "the first decision that differs is in request C:" in out
     loaded = "the prompt-cache entry (703 tokens) is loaded into slot 0; it"
     assert f"{loaded} leaves the prompt cache" in out
     assert f"{loaded} stays in the prompt cache" in out

@@ -120,7 +120,7 @@ def test_steps_that_were_done_in_time_are_kept(detail: bool, tmp_path: Path) -> 
 
     assert ["same", None, None] == [step.answer for step in entry.steps]
     assert [None, "timeout", "timeout"] == [step.error for step in entry.steps]
-    assert "Step B was not run: the time given was over." == entry.steps[1].finding.title
+    assert "Request B was not run: the time given was over." == entry.steps[1].finding.title
     assert ["B and 1 step after it: not run, the time given was over"] == list(entry.mismatches)
     assert re.findall(r"^[BC] +- ", plain_text(side_by_side([entry])), re.MULTILINE)
     if detail:

@@ -64,7 +64,7 @@ def test_a_server_answers_letters(capsys: pytest.CaptureFixture[str]) -> None:
     kit.table(replies, entries=True)
 
     assert [(0, 3), (2, 1)] == [(reply.cached, reply.processed) for reply in replies]
-    assert "abd            3       2  same" in capsys.readouterr().out
+    assert "abd            3       2  matches" in capsys.readouterr().out
     assert 1 == len(replies[0].seen("slot-released"))
 
 

@@ -47,7 +47,7 @@ def test_at_a_terminal_it_waits_before_each_run(capsys: Capture, monkeypatch: Pa
     assert "10: yes" in said.out
     assert "Not yet. Hint: It matches `the cat sat `." in asked
     assert "6: the run says 10" in said.out
-    assert "WRONG: yes" in said.out
+    assert "wrong: yes" in said.out
     assert "3 of 4 predicted" in said.out
 
 

@@ -313,7 +313,7 @@ def test_an_exercise_must_set_its_answer() -> None:
 
 
 def test_what_holds_for_all_exercises_stands_before_them_everywhere() -> None:
-    sentence = "For all of these: one slot, a hybrid model, no prompt cache"
+    sentence = "For all of these you have one slot, a hybrid model, no prompt cache"
     fifth = execute(lesson(5))
 
     assert sentence in page(fifth)

@@ -167,7 +167,7 @@ def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
     one, other = profiles
     main(["compare", name, "-p", one, "-p", other])
     printed = " ".join(capsys.readouterr().out.split())
-    _, _, parting = printed.partition("the first decision that differs is in step B: ")
+    _, _, parting = printed.partition("the first decision that differs is in request B: ")
     one, _, other = parting.partition(f"llama.cpp@{profiles[1]} ")
     assert sides[0] in one
     assert sides[1] in other
