@@ -65,7 +65,7 @@ Tests: TypeAlias = Annotated[
 ]
 
 Jobs: TypeAlias = Annotated[
-    int | None, Parameter(help="Use this many processes; all processors by default.")
+    int | None, Parameter(help="Number of processes; all processors by default.")
 ]
 Dask: TypeAlias = Annotated[
     str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")

@@ -200,7 +200,7 @@ def test_two_values_of_a_flag_are_compared(capsys: Capture) -> None:
     command[command.index("b9538")] += ",ctx-checkpoints=0"
     out = output(capsys, command, 1)
     assert "llama.cpp@b9538,ctx_checkpoints=0, request C: 0 of" in out
-    assert "but with b9538,ctx_checkpoints=0: answer same" in out
+    assert "but with b9538,ctx_checkpoints=0: answer matches" in out
     assert "requests differ; the first is A" in out
 
 

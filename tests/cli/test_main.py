@@ -225,7 +225,7 @@ def test_diff_ends_with_what_differs(capsys: Capture) -> None:
     rows = [" ".join(line.split()) for line in table.splitlines()]
 
     assert "C cached 1 0" in rows
-    assert "C answer diverged same" in rows
+    assert "C answer WRONG matches" in rows
     assert "B checkpoints 1[0..0] 36[35..35]" in rows
     assert not any(row.startswith("A ") for row in rows)
 
