@@ -12,20 +12,28 @@ texts that meet the end of the context, and `vllm-fine` stores and drafts beside
 several hashes; `vllm-exports` states inside a prefill chunk, which `vllm-runner` has, too;
 `vllm-compressed` the groups of DeepSeek V4; `sglang-hosts` queues for a scarce device with a host
 and a storage; `sglang-overlap` what is decided otherwise without the overlap schedule.
+
+`libllama` records what libllama's own memory calls return, of a version of llama-cpp-py-sync.
 """
 
 import gzip
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.engines.llamacpp.memory.rules import B9094 as OLDEST_MEMORY
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
+from cachesim.errors import ContractError, UpstreamAbort
+from cachesim.prove.llama_cpp.fitting import PRESETS
 from cachesim.prove.rows import read_row
 from cachesim.prove.worker_process import WorkerProcess
+from conformance.real.llama_cpp.library import compared, mismatch, profile_of, rules_of
 from conformance.real.sglang.playing import play as play_sglang
 from conformance.real.sglang.scheduler import SCHEDULER
 from conformance.real.sglang.workloads import KINDS, draw, draw_drafts, draw_mixed, draw_streaming
@@ -43,6 +51,16 @@ DRAWN: Final = {
     **dict.fromkeys(("pressure", "few-states", "aborts", "arrivals", "policy"), 6),
 }
 """Workloads of each kind."""
+
+LIBRARY: Final = 350
+LIBRARY_SHARE: Final = 35
+"""Sequences of libllama's calls that are drawn; one of so many is kept for itself."""
+
+TELLING: Final[Mapping[str, int]] = {
+    "saves_plain_partially": 2, "rolls_back_shared": 2,
+    "refuses_foreign_ids": 1, "batch_ids_when_unified": 1, "attention_header": 1,
+}  # fmt: skip
+"""Rules of libllama's memory, and the sequences that are kept because they tell each."""
 
 SHARE: Final = 12
 """One of so many neighbours of vLLM's is kept."""
@@ -277,7 +295,35 @@ def overlap(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
                 yield {**workload, "results": results}
 
 
+def of_library(version: str) -> Iterator[dict[str, Any]]:
+    """Sequences of calls that tell the memory's rules from older ones, and some others."""
+    rules = rules_of(profile_of(version))
+    told = Counter[str]()
+    drawn = compared(version, tuple(PRESETS), seed=SEED, sequences=LIBRARY)
+    for number, (line, _) in enumerate(drawn):
+        telling = [
+            field
+            for field, wanted in TELLING.items()
+            if told[field] < wanted and tells(line, rules, field)
+        ]
+        told.update(telling)
+        if telling or number % LIBRARY_SHARE == 0:
+            yield line
+
+
+def tells(line: Mapping[str, Any], rules: MemoryRules, field: str) -> bool:
+    """True if a memory with the older rule does not play these calls as they were recorded."""
+    older = replace(rules, **{field: getattr(OLDEST_MEMORY, field)})
+    try:
+        return mismatch(line, older) is not None
+    except (ContractError, UpstreamAbort):
+        return True
+
+
 def main(engine: str, release: str, path: Path) -> None:
+    if engine == "libllama":
+        write(path, of_library(release))
+        return
     known: dict[str, tuple[Any, Any, Any]] = {
         "sglang": (SCHEDULER, SCHEDULER.start, recorded),
         "sglang-hosts": (SCHEDULER, SCHEDULER.start, hosts),
@@ -293,11 +339,13 @@ def main(engine: str, release: str, path: Path) -> None:
     }
     scheduler, start, record = known[engine]
     with start(release) as real:
-        lines = [
-            json.dumps({"version": release, **line}, separators=(",", ":")) + "\n"
-            for line in record(real, scheduler.family.release(release).rules)
-        ]
-    path.write_bytes(gzip.compress("".join(lines).encode(), 9, mtime=0))
+        lines = record(real, scheduler.family.release(release).rules)
+        write(path, ({"version": release, **line} for line in lines))
+
+
+def write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    written = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    path.write_bytes(gzip.compress(written.encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":

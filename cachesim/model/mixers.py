@@ -18,6 +18,7 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
+from cachesim.errors import ContractError
 from cachesim.model.parts import (
     halves_order,
     l2_norm,
@@ -151,6 +152,8 @@ def tiling(rows: int, ladder: Ladder) -> tuple[int, int]:
 def hide(scores: Array, hidden: Hidden, count: int, group: int) -> None:
     """Mask keys with minus infinity; most blocks are fully visible or short."""
     kv_heads, blocks = scores.shape[:2]
+    if not blocks:
+        raise ContractError("a query saw no key: the memory shows it no cell at all")
     rows = scores.reshape(kv_heads, blocks, -1, BLOCK)[:, :, : count * group]
     rows = rows.reshape(kv_heads, blocks, count, group, BLOCK)
     for where, mask in hidden:

@@ -26,6 +26,7 @@ from conformance.real.llama_cpp.compare import (
     show_difference,
     title_of,
 )
+from conformance.real.llama_cpp.library import real_library
 from conformance.real.llama_cpp.logits import real_logits
 from conformance.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
 from conformance.real.llama_cpp.wheels import real_fit, real_newest
@@ -112,6 +113,9 @@ class LlamaCppFlags:
         Compare the newest wheel with the newest release known here; fit the rules that differ.
     wheel
         With `newest`: another wheel, as b11063 or 2026.9.11063.
+    library
+        A version of the wheel llama-cpp-py-sync, as 0.11739: compare the memory calls of its
+        libllama instead, each workload a context and 8 to 40 calls.
 
     """
 
@@ -130,6 +134,7 @@ class LlamaCppFlags:
     settings: bool = False
     newest: bool = False
     wheel: str = ""
+    library: str = ""
 
 
 AS_IT_IS: Final = LlamaCppFlags()
@@ -145,6 +150,10 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     if flags.newest or flags.wheel:
         return real_newest(
             flags.wheel, release=flags.release, workloads=flags.workloads, seed=flags.seed
+        )
+    if flags.library:
+        return real_library(
+            flags.library, seed=flags.seed, sequences=flags.workloads, presets=presets_of(flags)
         )
     if flags.settings:
         release = flags.release or USUAL
@@ -177,12 +186,17 @@ def _real_logs(release: str, *, seed: int, requests: int) -> int:
     return 0
 
 
-def _random(release: str, flags: LlamaCppFlags) -> int:
+def presets_of(flags: LlamaCppFlags) -> tuple[str, ...]:
+    """The presets that are asked for, or all that llama.cpp loads."""
     presets = tuple(flags.model) or tuple(PRESETS)
     unknown = [preset for preset in presets if preset not in PRESETS]
     if unknown:
         raise OptionError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
-    out = playing.console()
+    return presets
+
+
+def _random(release: str, flags: LlamaCppFlags) -> int:
+    presets, out = presets_of(flags), playing.console()
     wheel = as_release(release)
     environment_for(wheel).ready()
     tally, shown = Tally(title=title_of(release, flags.seed)), None

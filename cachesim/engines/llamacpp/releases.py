@@ -402,6 +402,12 @@ MERGED: Final[tuple[Merged, ...]] = (
         sets={"requests.rank_is_last": True, "requests.embeddings_reuse": False},
     ),
     Merged(
+        name="shared-state-stays",
+        about="a state that several sequences share is not rolled back",
+        landed="b11549",
+        sets={"memory.rolls_back_shared": False},
+    ),
+    Merged(
         name="unseen-before-b11549",
         perhaps=(24843, 26221),
         about="rules that no random workload exercised, taken from b11549",
@@ -493,6 +499,12 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         about="idle slots are saved after completions only; nothing else searches the prompt cache",
         fits=ALL,
         lay=laying(selection={"idle_saves_any_task": False}),
+    ),
+    Patch(
+        pull=28873,
+        about="a checkpoint has nothing of a plain cache, as a draft's: cutting it is enough",
+        fits=("b11549",),
+        lay=laying(memory={"saves_plain_partially": False}),
     ),
     Patch(
         name="22673-early",

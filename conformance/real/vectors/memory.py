@@ -21,6 +21,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store
 from cachesim.model.store import Ubatch as PlainUbatch
 from cachesim.prove.playing import Difference
+from cachesim.scenario.checks import full_profile
 from cachesim.scenario.limits import CONTEXT, TOTAL_TOKENS
 from cachesim.typed import JsonObject
 from cachesim.units import Array, Integers, Token
@@ -29,6 +30,9 @@ F32: Final = 0
 WIDE: Final = 1 << 30
 """As many tokens as anybody wants to decode at once."""
 LAYERS: Final = 1_000
+
+PROFILES: Final[Mapping[str, str]] = {"b11434": "b11549-shared-state-stays"}
+"""A recorded build that no release is, and the profile with its memory."""
 
 
 class CounterNetwork:
@@ -163,7 +167,8 @@ class MemoryPlayer:
 
     def __init__(self, build: str, memory: Mapping[str, Any]) -> None:
         # The recorded stand-in graph leaves the planes behind a short ubatch alone in all builds.
-        rules = replace(FAMILY.release(build).rules.memory, short_ubatch="kept")
+        profile = full_profile("llama.cpp", PROFILES.get(build, build))
+        rules = replace(FAMILY.rules(profile).memory, short_ubatch="kept")
         self.context = counter_context(memory, rules)
         self.n_seq_max: int = memory["n_seq_max"]
         self.parts = named_parts(self.context.memory)

@@ -54,6 +54,12 @@ def _config(field: str) -> Callable[[Line], bool]:
 KINDS: Final = (
     Kind("llama.cpp memory", "conformance.real.vectors.memory", "ops", _keys("memory", "ops")),
     Kind(
+        "libllama",
+        "conformance.real.llama_cpp.library",
+        "operations",
+        _keys("library", "operations"),
+    ),
+    Kind(
         "mlx-lm caches and stores",
         "conformance.real.mlx_lm.classes",
         "ops",

@@ -42,6 +42,7 @@ def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -
         "processed-reset": "no pull request confirmed",
         "rank-in-pieces": "no pull request confirmed",
         "sequence-header": "no pull request confirmed",
+        "shared-state-stays": "no pull request confirmed",
         "wider-positions": "no pull request confirmed",
         "unseen-before-b11549": "no pull request confirmed (perhaps #24843 or #26221)",
     }

@@ -367,8 +367,11 @@ class AttentionCache:
 
     def state_write(self, seq: int, *, partial: bool) -> list[blob.Field]:
         """Follows `llama_kv_cache::state_write`: per stream cells, keys, values."""
-        # Trap: a plain cache ignores `partial` (PARTIAL_ONLY). And pending updates are not applied
-        # first: after `seq_add` the blob has new positions with keys of the old rotation.
+        # A plain cache is cut, not restored: since #28873 a checkpoint has nothing of it.
+        if partial and not self.rules.saves_plain_partially:
+            return []
+        # Trap: pending updates are not applied first, so after `seq_add` the blob has new positions
+        # with keys of the old rotation.
         if seq != -1:
             self.streams.of(seq, "state_write")
         fields: list[blob.Field] = [blob.Word(len(self.streams))]
@@ -409,6 +412,8 @@ class AttentionCache:
 
     def state_read(self, reader: blob.Reader, seq: int, *, partial: bool) -> None:
         """Follows `llama_kv_cache::state_read`: restore one sequence, or (-1) everything."""
+        if partial and not self.rules.saves_plain_partially:
+            return
         if seq != -1:
             self.streams.of(seq, "state_read")
         if reader.word() != len(self.streams):

@@ -133,12 +133,14 @@ class RecurrentMemory:
         # Older releases accept a second rollback: its depth overwrites the first one's.
         if self.rs_idx[seq] and self.rules.single_use_rollback:
             return False
+        if len(cells.seqs[tail]) > 1 and not self.rules.rolls_back_shared:
+            return False
         # #24797, declined, moves the position even without a plane for it.
         if depth > self.n_rs_seq and not self.rules.impossible_rollback_passes:
             return False
-        # Trap: it is not checked whether the last ubatch wrote that plane, so after a short one it
-        # is stale (#26695). And all sequences in a shared cell move back, but only this one's index
-        # is set.
+        # Traps: it is not checked whether the last ubatch wrote that plane, so after a short one it
+        # is stale (#26695). And where a shared cell goes back, all its sequences do, but only this
+        # one's index is set.
         self.rs_idx[seq] = depth if depth <= self.n_rs_seq else 0
         cells.pos[tail] = p0 - 1
         return True

@@ -346,7 +346,8 @@ class PlaneWriter:
 
         In planes that a short ubatch does not reach, the convolution's part is set to that of the
         ubatch's start. The state's part stays, or in releases that copy it uncomputed is undefined:
-        here zeros, which no state for a rollback is.
+        here zeros, which no state for a rollback is. A layer that is a convolution alone leaves
+        those planes as they are.
         """
         rows = self.rows.rows[layer]
         for plane, place in enumerate(self.kept):
@@ -354,6 +355,8 @@ class PlaneWriter:
         if not self.unreached:
             return
         split = self.rows.split(layer)
+        if split == rows.shape[1]:
+            return  # Trap: so going back by a whole ubatch ends in a state of earlier tokens.
         for place in self.unreached:
             rows[place, :split] = self.start[layer][:, :split]
             if self.short_ubatch == "undefined":

@@ -33,6 +33,8 @@ class MemoryRules:
     """`keep-tail` keeps the last tokens of a sequence in one ubatch (#25278)."""
     single_use_rollback: bool
     """A second rollback is refused while one is pending (was: overwrites the depth)."""
+    rolls_back_shared: bool
+    """A state that sequences share may roll back, for all of them (later: refused)."""
     short_ubatch: ShortUbatch
     """Planes that a short ubatch did not compute: copied as undefined data, or left alone."""
     refuses_foreign_ids: bool
@@ -49,6 +51,8 @@ class MemoryRules:
     """A recurrent memory without layers moves its position back by any depth."""
 
     # state blobs
+    saves_plain_partially: bool
+    """A partial state of a plain attention cache has its cells (#28873: nothing at all)."""
     saves_unmasked_window: bool
     """A sequence's window blob has only cells that the window does not hide (#23981)."""
     sequence_header: int
@@ -94,6 +98,7 @@ B9094: Final = MemoryRules(
     rollback_layers=frozenset(),
     rollback_split="equal",
     single_use_rollback=False,
+    rolls_back_shared=True,
     short_ubatch="undefined",
     refuses_foreign_ids=False,
     saves_rolled_back=True,
@@ -101,6 +106,7 @@ B9094: Final = MemoryRules(
     impossible_rollback_passes=False,
     hybrid_starts_with_attention=False,
     zero_layer_rollback=False,
+    saves_plain_partially=True,
     saves_unmasked_window=False,
     sequence_header=8,
     attention_header=8,
