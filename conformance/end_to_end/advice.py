@@ -2,6 +2,9 @@
 
     python -m conformance.end_to_end.advice --seed N [--lives 60] [--jobs 1] [--keep FOLDER]
 
+With `--keep`, a life whose first run is in the folder is not played again: the same traffic tries
+another version of the program.
+
 A life is drawn from a seed: release, model, level of the log, flags, and clients of one kind. Its
 log goes through the installed program. Where that recommends a setting, a second server is started
 with it, and gets the same requests: the bodies that the first one got, in the same order. One that
@@ -27,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -40,7 +43,7 @@ from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import RealServer, environment_for
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
-from conformance.end_to_end.client import Answer
+from conformance.end_to_end.client import Answer, Call
 from conformance.end_to_end.life import (
     AGENTS,
     DEFAULT,
@@ -64,6 +67,9 @@ KINDS: Final = (AGENTS, FOUR, SEVERAL, PINNED)
 
 WITHIN: Final = 2
 """Percent of the prefilled tokens by which a promise may be missed."""
+
+TRAFFIC: Final = "traffic.json"
+"""File of a run's requests and answers, beside its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,21 @@ class Run:
     log: bytes
     traffic: tuple[Group, ...]
     answers: tuple[Answer, ...]
+
+    def write(self, folder: Path) -> None:
+        """The log, and beside it what was sent and answered."""
+        (folder / "server.log").write_bytes(self.log)
+        traffic = [[asdict(call) for call in group] for group in self.traffic]
+        kept = {"traffic": traffic, "answers": [asdict(answer) for answer in self.answers]}
+        (folder / TRAFFIC).write_text(json.dumps(kept), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Run":
+        """A run that was written there."""
+        kept = json.loads((folder / TRAFFIC).read_text(encoding="utf-8"))
+        traffic = tuple(tuple(Call(**call) for call in group) for group in kept["traffic"])
+        answers = tuple(Answer.from_dict(answer) for answer in kept["answers"])
+        return cls((folder / "server.log").read_bytes(), traffic, answers)
 
     @property
     def prefilled(self) -> int:
@@ -184,11 +205,13 @@ def tried(life: Life, keep: Path | None = None) -> Result:
         if keep:
             folder = keep / life.name.replace(" ", "_")
             folder.mkdir(parents=True, exist_ok=True)
-        first = played(life, life.options, folder)
+        was_kept = (folder / TRAFFIC).exists()
+        first = Run.read(folder) if was_kept else played(life, life.options, folder)
         if first is None:
             return replace(result, why="the server refuses its flags")
+        if not was_kept:
+            first.write(folder)
         result.prefilled = first.prefilled
-        (folder / "server.log").write_bytes(first.log)
         words = ["why", "server.log", "--format", "json", "--profile", life.release]
         ran = run([*words, "--model", life.model], folder)
         if ran.status:
@@ -231,7 +254,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--advice", type=int, default=60, help="Pieces of advice to carry out.")
     parser.add_argument("--lives", type=int, default=400, help="Most lives that are played.")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="Folder for the logs.")
+    parser.add_argument("--keep", type=Path, help="Folder for logs; a first run there is read.")
     arguments = parser.parse_args(words)
     for release in RELEASES:
         environment_for(release).ready()

@@ -18,7 +18,7 @@ from cachesim.play.session import Session
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
-from cachesim.why.advise.workloads import workloads_of
+from cachesim.why.advise.workloads import more_of, workloads_of
 from cachesim.why.explain.live import Live
 from cachesim.why.explain.whole import UserSettings
 from cachesim.why.explain.wrong import wrong_with
@@ -54,13 +54,22 @@ CELLS: Final = 256
 class ServerRun:
     """Requests of a server from start to end, its settings, and what is proven of its replay.
 
-    `others` are other requests for which the server answers as it did: what the log leaves open.
+    `others` are other requests for which the server answers as it did; a promise has to stand more
+    of what the log (`replay`) leaves open.
     """
 
     subject: Replayable
     options: Mapping[str, Any]
     proof: Proof
     others: tuple[Replayable, ...] = ()
+    replay: Replay | None = None
+
+    def all_that_fits(self) -> list[Replayable]:
+        """The likeliest requests, and all others that fit the log."""
+        found = [self.subject, *self.others]
+        if self.replay is not None:
+            found += more_of(self.replay, of_kind(Workload, self.subject), self.proof)
+        return found
 
 
 def server_run(
@@ -68,12 +77,13 @@ def server_run(
     options: Mapping[str, Any],
     counts: Sequence[Counts] | None,
     others: Sequence[Replayable] = (),
+    replay: Replay | None = None,
 ) -> ServerRun:
     """A run with its proof: the counts that its replay meets; all of a scenario's own (None)."""
     played = subject.outcome(options).played
     if counts is None:
         counts = [Counts(n, each.cached, each.processed, None) for n, each in played.items()]
-    return ServerRun(subject, options, proof_of(counts, played), tuple(others))
+    return ServerRun(subject, options, proof_of(counts, played), tuple(others), replay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +173,12 @@ def of_log(replays: Sequence[Replay], sizes: Sizes | None, runs: Sequence[Server
 
 
 def runs_of(replays: Sequence[Replay]) -> list[ServerRun]:
-    """The run of each start of a log's server, with all requests that fit the log."""
+    """The run of each start of a log's server, with requests that fit the log."""
     runs = []
     for replay in replays:
         likeliest, *others = workloads_of(replay)
-        values = replay.settings.values
-        runs.append(server_run(likeliest, values, counts_of(replay), others))
+        counts = counts_of(replay)
+        runs.append(server_run(likeliest, replay.settings.values, counts, others, replay))
     return runs
 
 
@@ -446,43 +456,67 @@ WRONG: Final = "more answers of the replay are wrong"
 def confirmed(found: Sequence[TrialResult], runs: Sequence[ServerRun]) -> tuple[TrialResult, str]:
     """The best setting whose saving and answers are proven; else the user's own, and why."""
     left, own, reason = list(found), found[0], ""
+    fitting: list[list[Replayable]] = []
     if not any(run.proof.logged for run in runs):
         return own, NOTHING_PROVEN
     for _ in range(MOST_CHECKED):
         best = recommended(left)
-        doubt = "" if best is own else _doubt(own, best, runs)
+        if best is own:
+            return own, reason
+        doubt = _left_out(own, best)
         if not doubt:
-            return best, reason if best is own else ""
+            fitting = fitting or [run.all_that_fits() for run in runs]
+            doubt = _doubt(own, best, runs, fitting)
+        if not doubt:
+            return best, ""
         left.remove(best)
         reason = reason or f"No setting is recommended: with {' '.join(best.flags)} {doubt}."
     return own, reason
 
 
-def _doubt(own: TrialResult, best: TrialResult, runs: Sequence[ServerRun]) -> str:
-    """What speaks against a setting that saves tokens in the replay."""
-    if best.open > MATTERS * own.processed:
+def _left_out(own: TrialResult, best: TrialResult) -> str:
+    if best.open <= MATTERS * own.processed:
+        return ""
+    return (
+        f"the requests left out may change by {best.open:,} tokens, beside {own.processed:,} "
+        "prefilled for those that the replay reproduces"
+    )
+
+
+def _doubt(
+    own: TrialResult,
+    best: TrialResult,
+    runs: Sequence[ServerRun],
+    fitting: Sequence[Sequence[Replayable]],
+) -> str:
+    """What speaks against a setting that saves tokens in the likeliest replay."""
+    least, most = _fewer(best.changes, runs, fitting)
+    if most - least > MATTERS * own.processed:
         return (
-            f"the requests left out may change by {best.open:,} tokens, beside {own.processed:,} "
-            "prefilled for those that the replay reproduces"
+            "what the log leaves open (where prompts part, the order of those that overlap) "
+            f"decides whether {_between(least, most)}"
         )
-    if not _holds(own, best, runs):
-        return "other prompts that fit the log save less"
     return "" if _is_sound(best.changes, runs) else WRONG
 
 
-def _holds(own: TrialResult, best: TrialResult, runs: Sequence[ServerRun]) -> bool:
-    """True if other requests that fit the log save as much."""
-    for place in range(max(len(run.others) for run in runs)):
-        other = [
-            replace(run, subject=run.others[place]) if place < len(run.others) else run
-            for run in runs
-        ]
-        before, after = (run_trial(Trial(tuple(other), each.changes)) for each in (own, best))
-        if before is None or after is None or before.processed != own.processed:
-            continue  # the log decides against them
-        if after.processed - best.processed > MATTERS * own.processed:
-            return False
-    return True
+def _between(least: int, most: int) -> str:
+    if least < 0:
+        return f"{-least:,} tokens more or {most:,} fewer are prefilled"
+    return f"{least:,} or {most:,} tokens fewer are prefilled"
+
+
+def _fewer(
+    changes: Mapping[str, Any],
+    runs: Sequence[ServerRun],
+    fitting: Sequence[Sequence[Replayable]],
+) -> tuple[int, int]:
+    """The least and the most tokens that a setting saves, over all that fits the log."""
+    least = most = 0
+    for run, subjects in zip(runs, fitting, strict=True):
+        options, logged = {**run.options, **changes}, sum(run.proof.logged.values())
+        fewer = [logged - run.proof.prefilled(one.outcome(options).played) for one in subjects]
+        least, most = least + min(fewer), most + max(fewer)
+    return least, most
 
 
 def _is_sound(changes: Mapping[str, Any], runs: Sequence[ServerRun]) -> bool:

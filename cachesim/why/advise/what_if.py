@@ -242,7 +242,7 @@ ROUNDS: Final = 3
 
 def swept(tuned: tuning.Tuned, play: Plays = in_turn) -> list[tuning.TrialResult]:
     """All trials, the user's own settings first; no other where nothing could be recommended."""
-    runs = [replace(run, others=()) for run in tuned.runs]  # what trials need
+    runs = [replace(run, others=(), replay=None) for run in tuned.runs]  # what trials need
     found: list[tuning.TrialResult] = []
 
     def tried(trials: Sequence[tuning.Trial]) -> bool:

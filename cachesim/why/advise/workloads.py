@@ -1,20 +1,25 @@
 """Other workloads that fit a log: what its lines leave open, and what an answer owes to that.
 
-open                  where messages begin that no line shows; which conversation was loaded;
-                      whether prompts that meet in nothing begin with the same few tokens
+open                  where messages begin that no line shows; where a prompt parts from others;
+                      which conversation was loaded; the order of requests that overlap
 one answer from all   the log settles it
-several answers       reported as bounds
+several answers       a saving is not proven
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from cachesim.why.explain.whole import other_candidates
+from cachesim.why.advise.orders import other_orders
 from cachesim.why.infer.evidence import Interval
+from cachesim.why.rebuild.left_open import OtherPrompts
 from cachesim.why.replay.other import Workload, play_workload, workload_of
 from cachesim.why.replay.player import Replayed, ReplayRequest
+from cachesim.why.replay.proof import Proof, counts_of, proof_of
 from cachesim.why.replay.replayed import FRESH, Replay, text_of
+
+FIRST_DRAWS, MORE_DRAWS = range(2), range(2, 8)
+"""Draws of prompts: the least and the most shared; and those that only a promise has to stand."""
 
 SHORT: Final = 8
 """Most new tokens without room for a message and its marks."""
@@ -28,14 +33,26 @@ ROUNDS: Final = 6
 
 
 def workloads_of(replay: Replay) -> list[Workload]:
-    """The likeliest workload, then the alternatives."""
-    likeliest = workload_of(replay)
-    found = [likeliest]
-    found += _with_other_starts(replay, likeliest)
-    other = other_candidates(replay)
-    if other is not None:
-        found.append(workload_of(other))
-    return found
+    """The likeliest workload, then others with which the server answers as the log says."""
+    likeliest, values = workload_of(replay), replay.settings.values
+    proof = proof_of(counts_of(replay), likeliest.outcome(values).played)
+    others = [*_with_other_starts(replay, likeliest), *_drawn(replay, proof, FIRST_DRAWS)]
+    return [likeliest, *others]
+
+
+def more_of(replay: Replay, likeliest: Workload, proof: Proof) -> Iterator[Workload]:
+    """Further prompts that fit the log, and other orders of requests that overlapped."""
+    yield from _drawn(replay, proof, MORE_DRAWS)
+    for order in other_orders(likeliest.order, int(replay.settings.values.get("parallel", 1))):
+        yield replace(likeliest, order=order)
+
+
+def _drawn(replay: Replay, proof: Proof, draws: Iterable[int]) -> Iterator[Workload]:
+    """Workloads whose prompts are drawn, where they have the log's counts."""
+    for draw in draws:
+        drawn = workload_of(OtherPrompts(replay, draw).play())
+        if proof.is_met(drawn.outcome(replay.settings.values).played):
+            yield drawn
 
 
 def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:

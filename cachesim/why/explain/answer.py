@@ -19,6 +19,9 @@ from cachesim.engines.words import counted, numbered
 CLEARLY: Final = 0.01
 """Share of the prefilled tokens from which a flag or a release is worth a sentence."""
 
+CLEARLY_AT_MOST: Final = 0.1
+"""The same of tokens that follow a change: how many the server had held, a log only bounds."""
+
 
 def answer_of(found: Mapping[str, Any]) -> dict[str, Any]:
     """The answer as JSON: who could spare how many tokens, and the three sentences."""
@@ -132,7 +135,8 @@ def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
         if totals.get("again_unknown") or totals.get("again_at_most"):
             return f"Who can change it is unknown{_missing(found)}."
         return "There is nothing to change."
-    if prefilled and whole < CLEARLY * prefilled and not flag:
+    held = max(totals["again"] or 0, totals.get("again_at_most") or 0)
+    if not flag and held < CLEARLY * (prefilled or 0) and whole < CLEARLY_AT_MOST * prefilled:
         return "That is too little to change anything for it."
     who, tokens = next(iter(ranked.items()))
     part = "" if tokens == whole else f", for {tokens:,} of {whole:,} tokens"

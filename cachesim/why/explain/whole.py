@@ -6,7 +6,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.scenario.shipped import shipped_files
@@ -25,7 +24,7 @@ from cachesim.why.read.lines import Line, Tally, lines_of
 from cachesim.why.read.observed import UNKNOWN, Observed, ServerLog, computed
 from cachesim.why.read.reading import Reader
 from cachesim.why.rebuild.from_log import TURN, Rebuilder
-from cachesim.why.replay.replayed import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
+from cachesim.why.replay.replayed import FRESH, Hints, Rebuilt, Replay, owner_of, place_of
 
 MOST_REQUESTS: Final = 100_000
 """Most requests of a log that are replayed."""
@@ -249,7 +248,26 @@ def rebuild(
         if again.agreeing < best.agreeing:
             break
         best = again
-    return best
+    return _with_printed_prefixes(best, passes, progress)
+
+
+def _with_printed_prefixes(
+    replay: Replay, passes: int, progress: Callable[[int], None] | None
+) -> Replay:
+    """The replay with the common prefixes that lines print, where no other hint goes with them.
+
+    A pass may agree less because of the starts of messages that it also takes from the one before.
+    """
+    for _ in range(passes):
+        prefixes = replay.hints.prefixes | replay.found.prefixes
+        if prefixes == replay.hints.prefixes:
+            break
+        hints = replace(replay.hints, prefixes=prefixes)
+        again = Rebuilder(replay.log, replay.settings, hints, progress).play(goal=replay.agreeing)
+        if again.agreeing < replay.agreeing:
+            break
+        replay = again
+    return replay
 
 
 LEAST_MORE: Final = 2
@@ -399,30 +417,6 @@ def _lengths_wanted(replay: Replay) -> dict[int, int]:
         if owner.observed.cancelled and held is not None and cached + BEFORE_END <= held:
             wanted[number] = cached + BEFORE_END
     return wanted
-
-
-HEADER: Final = 3
-"""Tokens before the first text of a chat: a mark, a role, a line end."""
-
-
-def other_candidates(replay: Replay) -> Replay | None:
-    """The log with the last candidate instead of the first, where several agree.
-
-    Prompts that no line compares with anything begin with the same few tokens, as chats do. None
-    where nothing was open, or where the log is not met as well as before.
-    """
-    strangers = {
-        request.observed.number: Rope.of(text_of(replay.requests[0].observed.number, FRESH), HEADER)
-        for request in replay.requests[1:]
-        if not request.common.value
-        and request.observed.choice in {"age", "id"}
-        and not request.is_verbose
-    }
-    if not strangers and all(request.candidates < 2 for request in replay.requests):
-        return None
-    hints = replace(replay.hints, prefixes=strangers | replay.hints.prefixes)
-    other = Rebuilder(replay.log, replay.settings, hints, likeliest_first=False).play()
-    return other if other.agreeing >= replay.agreeing else None
 
 
 LONGEST_REST: Final = 1 << 20

@@ -379,11 +379,8 @@ class Rebuilder:
         settings: Settings,
         hints: Hints,
         progress: Callable[[int], None] | None = None,
-        *,
-        likeliest_first: bool = True,
     ) -> None:
         self.log = log
-        self.likeliest_first = likeliest_first
         self.settings = settings
         self.window = int(settings.window.value or 0)
         self.verbose = prints_checkpoints(log.styles) or any(
@@ -518,8 +515,6 @@ class Rebuilder:
             file = self.hints.files[request.number], request.slot
             self.player.read_back(str(file[0]), file[1])
         candidates = self._candidates(rebuilt)
-        if not self.likeliest_first:
-            candidates = candidates[::-1]
         chosen = candidates[0]
         if len(candidates) > 1:
             chosen = self._tried(rebuilt, candidates)

@@ -54,8 +54,13 @@ class Proof:
 
     logged: Mapping[int, int]  # request -> prefilled tokens, as the log has them
     out: tuple[Counts, ...] = ()
+    proven: tuple[Counts, ...] = ()
     own: Mapping[int, Replayed] = field(default_factory=dict)  # the server itself, replayed
     children: int = 0  # further completions of a prompt, which take its state
+
+    def is_met(self, played: Mapping[int, Replayed]) -> bool:
+        """True if other prompts have the log's counts in each request that is proven."""
+        return all(counts.is_met(played.get(counts.number)) for counts in self.proven)
 
     def prefilled(self, played: Mapping[int, Replayed]) -> int:
         """Tokens that a server prefilled, of the requests that are proven. No other sum is made."""
@@ -114,9 +119,11 @@ def proof_of(counts: Sequence[Counts], played: Mapping[int, Replayed]) -> Proof:
     own = [each for each in counts if not each.is_child]
     met = {each.number for each in own if each.is_met(played.get(each.number))}
     out = tuple(each for each in own if each.number not in met)
+    proven = tuple(each for each in own if each.number in met)
     return Proof(
-        {each.number: each.prefilled or 0 for each in own if each.number in met},
+        {each.number: each.prefilled or 0 for each in proven},
         out,
+        proven,
         {each.number: played[each.number] for each in out if each.number in played},
         children=len(counts) - len(own),
     )
