@@ -1,0 +1,111 @@
+"""Advice stands every prompt, and every order of arrival, that a log leaves open."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from cachesim.why.advise import tuning
+from cachesim.why.advise.orders import Order, other_orders
+from cachesim.why.advise.tuning import confirmed, runs_of
+from cachesim.why.explain import whole
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of
+from cachesim.why.replay.replayed import Replay
+from tests.why.test_log_report import JUNE, finished, launched
+
+AGENTS: Final = Path(__file__).with_name("agents-default-level.log")
+"""Agents and a hybrid model at the default level: no line compares the prompt cache's entries. With
+--checkpoint-min-step 64 the real server prefilled 1,853 tokens fewer, the likeliest prompts 3,664.
+"""
+
+
+def replayed(path: Path, model: str = "hybrid", release: str = "b10566") -> Replay:
+    with path.open("rb") as file:
+        user = UserSettings(profile=release, model=model)
+        (replay,) = replays_of(read_files([(path.name, file)]), user)
+    return replay
+
+
+def test_a_saving_that_depends_on_where_a_prompt_parts_is_not_promised() -> None:
+    runs = runs_of([replayed(AGENTS)])
+    options = {**runs[0].options, "checkpoint_min_step": 64}
+    fewer = {
+        sum(runs[0].proof.logged.values()) - runs[0].proof.prefilled(one.outcome(options).played)
+        for one in runs[0].all_that_fits()
+    }
+
+    assert {1853, 3664} <= fewer
+
+    untried = [replace(run, others=(), replay=None) for run in runs]
+    own = tuning.run_trial(tuning.Trial(tuple(untried)))
+    best = tuning.run_trial(tuning.Trial(tuple(untried), {"checkpoint_min_step": 64}))
+    assert own is not None
+    assert best is not None
+    assert best == confirmed([own, best], untried)[0]  # the likeliest prompts alone
+    recommended, reason = confirmed([own, best], runs)
+    assert own == recommended
+    assert "decides whether 1,853 or 3,664 tokens fewer are prefilled" in reason
+
+
+def test_every_other_prompt_is_answered_as_the_log_says() -> None:
+    (run,) = runs_of([replayed(AGENTS)])
+
+    assert 12 == len(run.proof.logged)
+    for other in run.all_that_fits():
+        assert run.proof.is_met(other.outcome(run.options).played)
+
+
+L0, L1, L2, L3 = (("launch", number) for number in range(4))
+F0, F1, F2, F3 = (("finish", number) for number in range(4))
+
+
+@pytest.mark.parametrize("order", [(), (L0, F0), (L0, F0, ("erase", 0), L1, F1)])
+def test_requests_one_by_one_have_no_other_order(order: Order) -> None:
+    assert [] == other_orders(order, 4)
+
+
+def test_overlapping_requests_may_come_in_other_orders() -> None:
+    found = other_orders((L0, L1, F0, F1, L2, F2), 4)
+
+    assert (L1, L0, F0, F1, L2, F2) in found
+    assert (L0, F0, L1, F1, L2, F2) in found
+    assert (L0, L1, F0, L2, F1, F2) in found  # two slots were idle: it may have come earlier
+    assert (L0, L1, F0, F1, L2, F2) not in found
+    for other in found:
+        assert sorted((L0, L1, L2, F0, F1, F2)) == sorted(other)
+
+
+def test_a_request_does_not_come_earlier_where_every_slot_was_busy() -> None:
+    found = other_orders((L0, L1, F0, F1, L2, L3, F2, F3), 2)
+
+    assert [] == [other for other in found if other.index(L2) < other.index(F1)]
+
+
+def test_a_promise_of_overlapping_requests_stands_their_other_orders(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        launched(1, "LRU, t_last = -1", level=JUNE, slot=3)
+        + launched(2, "LRU, t_last = -1", level=JUNE, slot=2)
+        + finished(1, read=900, said=4, held=903, slot=3)
+        + finished(2, read=700, said=4, held=703, slot=2)
+    )
+    (run,) = runs_of([replayed(log, "dense")])
+
+    orders = {getattr(each, "order", ()) for each in run.all_that_fits()}
+    assert (L1, L0, F0, F1) in orders
+    assert (L0, F0, L1, F1) in orders
+
+
+PRINTED: Final = Path(__file__).with_name("printed-prefix.log")
+"""A prompt that begins like one of another slot, as `checking sim` prints; no slot is resumed."""
+
+
+def test_prompts_begin_as_the_log_prints_though_other_hints_agree_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [] == [each for each in replayed(PRINTED, release="b11549").requests if each.shares_less]
+
+    monkeypatch.setattr(whole, "_with_printed_prefixes", lambda replay, *_: replay)
+    (less,) = (each for each in replayed(PRINTED, release="b11549").requests if each.shares_less)
+    assert (2, True) == (less.observed.number, less.agrees)  # the counts alone do not show it
