@@ -493,16 +493,14 @@ def _doubt(
     least, most = _fewer(best.changes, runs, fitting)
     if most - least > MATTERS * own.processed:
         return (
-            "what the log leaves open (where prompts part, the order of those that overlap) "
-            f"decides whether {_between(least, most)}"
+            "the saving depends on what the log leaves open (where prompts part, the order of "
+            f"those that overlap): {_tokens(least)} for some that fit, {_tokens(most)} for others"
         )
     return "" if _is_sound(best.changes, runs) else WRONG
 
 
-def _between(least: int, most: int) -> str:
-    if least < 0:
-        return f"{-least:,} tokens more or {most:,} fewer are prefilled"
-    return f"{least:,} or {most:,} tokens fewer are prefilled"
+def _tokens(saved: int) -> str:
+    return f"{abs(saved):,} tokens {'fewer' if saved >= 0 else 'more'}"
 
 
 def _fewer(
