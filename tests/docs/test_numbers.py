@@ -73,6 +73,7 @@ def test_a_row_of_the_fleet_that_does_not_bear_its_sentence_out_is_an_error() ->
 
 # Growth: a cell is bounded in time.
 
+
 def test_a_cell_that_would_take_too_long_is_left_out(monkeypatch: Patch) -> None:
     played: list[int] = []
     clock = count(step=20.0)  # each look at it is 20 seconds after the last
