@@ -4,6 +4,7 @@ The profile is `ci` by default, with the same examples every time; `HYPOTHESIS_P
 others each time, `nightly` many.
 """
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -50,6 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alone = item.get_closest_marker("thorough") and not item.get_closest_marker("wheel")
         if alone and crc32(item.nodeid.encode()) % 3:
             item.add_marker(pytest.mark.nightly)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector the thousands of tests and modules, which stay: it took a tenth."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 10, 10)
 
 
 @pytest.hookimpl(wrapper=True)
