@@ -55,7 +55,7 @@ def bisect_command(
     play = _play(scenario, arithmetic, real=real)
     releases = family.real() if real else family.names()
     if settings:
-        problems = [misfits(scenario, [each]) for each in releases]
+        problems = [misfits(scenario, [text]) for text in releases]
         if all(problems):
             raise ScenarioError(*problems[-1])
     judged = judge([play(each) for each in tracked(releases, len(releases), name, "releases")])

@@ -55,7 +55,7 @@ def near_release(name: str, known: tuple[str, ...]) -> str:
 
 
 def _beside(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    alike = {_numbers(each): each for each in known if _form(each) == _form(name)}
+    alike = {_numbers(text): text for text in known if _form(text) == _form(name)}
     wanted = _numbers(name)
     below = [numbers for numbers in alike if numbers < wanted]
     above = [numbers for numbers in alike if numbers > wanted]
@@ -464,7 +464,7 @@ class Family(Generic[R, S]):
         having = self.since(option.since, option.until)
         if isinstance(value, str) and value in option.arrived:
             arrived = self.since(option.arrived[value])
-            having = tuple(each for each in having if each in arrived)
+            having = tuple(text for text in having if text in arrived)
         return having
 
     def has(self, option: Option, profile: "Profile", value: object = None) -> bool:
@@ -490,7 +490,7 @@ class Family(Generic[R, S]):
             hint = near or f"there are {', '.join(sorted(shown)) or 'none'}"
             msg = f"{self.name}@{profile.release} has no {what} {name!r}; {hint}"
             field = self._upstream_field(name)
-            if field is not None and not any(repr(each) in near for each in field.options):
+            if field is not None and not any(repr(text) in near for text in field.options):
                 msg = f"{what} {name!r} ({field.owner} of {self.name}) {field.advice}"
             raise OptionError(msg)
         if not self.has(option, profile):

@@ -72,7 +72,7 @@ def span_lines(
         return ""
     drawn = {name for name in spans if isinstance(written[name], int)}
     fixed = {tokens[0] for name, tokens in spans.items() if name not in drawn and tokens}
-    firsts = (each for each in range(lowest, highest) if each not in fixed)
+    firsts = (number for number in range(lowest, highest) if number not in fixed)
     lines = [
         f"{name_of(name)} = span({next(firsts)}, {len(tokens)})"
         if name in drawn

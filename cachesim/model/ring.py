@@ -324,9 +324,9 @@ class Recurrent:
         tap, words, kept = self._tap, [], []
         for one, start in enumerate(before):
             row, after = start, [start]
-            for each in hidden[one * count : (one + 1) * count]:
+            for number in hidden[one * count : (one + 1) * count]:
                 # `_mixed` and `_step` are written out: their calls would take most of the time.
-                token = (each + salt) * SCRAMBLER & MASK
+                token = (number + salt) * SCRAMBLER & MASK
                 inputs, word = [*row[:past], token ^ token >> 32], 0
                 for tapped in inputs:
                     word = word * tap + tapped
@@ -337,7 +337,7 @@ class Recurrent:
                     gate = word * SCRAMBLER & MASK
                     word = (state * (gate ^ gate >> 32 | 1) + word) & MASK
                     following.append(word)
-                total = (each + word) * SCRAMBLER & MASK
+                total = (number + word) * SCRAMBLER & MASK
                 words.append(total ^ total >> 32)
                 row = following
                 after.append(row)

@@ -247,7 +247,7 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
         refusal=refusal,
         bytes=_bytes_of(session.engine.held(), session.network.spec),
         rules=rules_of(session.profile.engine),
-        evidence=weakest(label_of(session.scenario, session.profile, each) for each in wrong),
+        evidence=weakest(label_of(session.scenario, session.profile, text) for text in wrong),
     )
 
 

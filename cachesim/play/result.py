@@ -417,7 +417,7 @@ def _dataclass(kind: Annotation) -> Schema:
 
 
 def _event() -> Schema:
-    known = sorted({each.name() for engine in engines() for each in events_of(engine)})
+    known = sorted({event.name() for engine in engines() for event in events_of(engine)})
     properties: dict[str, Any] = {
         "event": {"type": "string", "examples": known},
         "slot": {"type": "integer", "description": "The slot, or -1."},

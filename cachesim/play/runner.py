@@ -301,7 +301,7 @@ def _unshown(
             "checkpoints": len(step.checkpoints),
             "checkpoint_mib": _mib(checkpoint.bytes for checkpoint in step.checkpoints),
             "parked": len(step.prompt_cache),
-            "parked_mib": _mib(each.get("bytes") for each in step.prompt_cache),
+            "parked_mib": _mib(entry.get("bytes") for entry in step.prompt_cache),
             "drafted": step.drafted,
             "accepted": step.accepted,
             "companion": step.companion,

@@ -325,7 +325,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     groups = [moment for moment in moments if moment[-1].snapshot is not record.snapshot]
     if not any(group[-1].holds for group in groups):
         return  # this server does not report its memory
-    held = [any(each[: len(wanted)] == wanted for each in group[-1].holds) for group in groups]
+    held = [any(tokens[: len(wanted)] == wanted for tokens in group[-1].holds) for group in groups]
     if held[-1]:
         return
     last = max((i for i, each in enumerate(held) if each), default=None)
@@ -368,7 +368,7 @@ def _taken(
     before: Sequence[Record], group: Sequence[Record], wanted: Tokens
 ) -> tuple[int, dict[str, Any]] | None:
     """The load that took the conversation with these tokens out of the prompt cache."""
-    lengths = {len(each) for each in before[-1].holds if each[: len(wanted)] == wanted}
+    lengths = {len(tokens) for tokens in before[-1].holds if tokens[: len(wanted)] == wanted}
     for index, record in enumerate(group):
         for event in record.events:
             load = event.as_dict()

@@ -56,7 +56,7 @@ class Noise:
     @property
     def limit(self) -> float:
         """The distance from which an answer is suspicious."""
-        believed = (each for each in (*self.company, *self.reuse) if each < ERROR)
+        believed = (number for number in (*self.company, *self.reuse) if number < ERROR)
         return max(MATERIAL, MARGIN * max((*self.alone, *believed), default=0.0))
 
     @property

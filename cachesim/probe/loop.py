@@ -298,7 +298,7 @@ class Probe:
             ("reuse", noise.reuse, "a prompt that extends the one before is answered"),
             ("company", noise.company, "an uncached prompt beside other requests is answered"),
         )
-        alone = sum(each > judging.ERROR for each in noise.alone)
+        alone = sum(number > judging.ERROR for number in noise.alone)
         if alone * 5 > len(noise.alone):
             self.outcome.note(
                 f"uncached answers to the same prompt differ in {alone} of {len(noise.alone)} "
@@ -449,7 +449,7 @@ class Probe:
             return
         played, at, workload = suspicion.played, suspicion.at, suspicion.forms[0][0]
         query, answer = played.queries[at], played.answers[at]
-        hits = [each for each in seen if each > self.judge.noise.limit]
+        hits = [number for number in seen if number > self.judge.noise.limit]
         cached = "an unknown number" if answer.cached is None else str(answer.cached)
         off = f"off by {median(hits):.2g}"
         if math.isinf(median(hits)):

@@ -225,7 +225,7 @@ class Fingerprint:
         """The candidates in words: releases, kinds of models, flags."""
         order = family_of(self.left[0].engine_name).names()
         releases = {release for one in self.left for release in one.releases}
-        named = [each for each in order if each in releases]
+        named = [text for text in order if text in releases]
         gaps = order.index(named[-1]) - order.index(named[0]) + 1 - len(named)
         range_ = ", ".join(named) if gaps or len(named) < 3 else f"{named[0]} to {named[-1]}"
         models = ", ".join(dict.fromkeys(candidate.model for candidate in self.left))

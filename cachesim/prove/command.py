@@ -63,6 +63,6 @@ def proof_command(
     real = import_module(f"cachesim.prove.{ANSWERING[profile.engine]}.fitting")
     if not real.fits(scenario) or (step is not None and not real.shows(scenario.step[step])):
         return ""
-    listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+    listed = [full_profile(scenario.engine.name, text) for text in scenario.engine.profiles]
     release = [] if profile in listed else ["--release", profile.release]
     return shlex.join(["cachesim", "real", profile.engine, "--scenario", str(source), *release])

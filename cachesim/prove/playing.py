@@ -333,8 +333,8 @@ class Agreement:
         """A row for each kind, and the sums."""
         columns = self.counts.values()
         table = table_of_numbers(self.title, self.kinds, *self.counts)
-        for each in sorted(next(iter(columns), ())):
-            table.add_row(each, *(f"{column[each]:,}" for column in columns))
+        for text in sorted(next(iter(columns), ())):
+            table.add_row(text, *(f"{column[text]:,}" for column in columns))
         table.add_section()
         table.add_row("all", *(f"{column.total():,}" for column in columns))
         return table

@@ -768,7 +768,7 @@ def _listed(scenario: Scenario, text: str, path: Place) -> Iterator[Problem]:
     if problem := wrong_profile(engine, text):
         yield Problem(path, problem)
         return
-    known = {str(full_profile(engine, each)) for each in listed if not wrong_profile(engine, each)}
+    known = {str(full_profile(engine, name)) for name in listed if not wrong_profile(engine, name)}
     if known and str(full_profile(engine, text)) not in known:
         yield Problem(path, f"{text!r} is not among engine.profiles{nearest(text, listed)}")
 
@@ -778,7 +778,7 @@ def _profile_for(scenario: Scenario, text: str) -> Profile | None:
     engine = scenario.engine.name
     if "@" in text:
         profile = Profile.parse(text)
-        own = {engine, *(full_profile(engine, each).engine for each in scenario.engine.profiles)}
+        own = {engine, *(full_profile(engine, name).engine for name in scenario.engine.profiles)}
         return profile if profile.engine in own else None
     family = FAMILIES.get(engine)
     release = text.partition("+")[0]

@@ -208,7 +208,7 @@ class _Contract:
         self.options = options
         self.family, self.profile, self.spec = family, profile, tiny(model)
         self.report, self.right, self.spoil = report, right, spoil
-        packages = {family.package, *(FAMILIES[each].package for each in family.kin)}
+        packages = {family.package, *(FAMILIES[text].package for text in family.kin)}
         self.causes = {cause.id for package in packages for cause in causes_in(package)}
         self.kinds = {kind.name() for package in packages for kind in events_in(package)}
         self.where = f"{profile}, model {model}"
@@ -341,7 +341,9 @@ class _Contract:
             self._broken("causes", text, played)
         histories = chain(played.requests[:i], played.requests[i + 1 :])
         held = (history.prompt + (history.reply or ()) for history in histories)
-        if reply.equal > max((get_common_prefix(each, reply.prompt) for each in held), default=0):
+        if reply.equal > max(
+            (get_common_prefix(tokens, reply.prompt) for tokens in held), default=0
+        ):
             text = f"request {i}: matches {reply.equal} tokens, more than any other request has"
             self._broken("causes", text, played)
         self.report.losses += len(reply.losses)

@@ -103,7 +103,7 @@ class Numbers:
         self._highest = highest
         self._found: dict[int, None] = {}
         products = (one * other for one, other in combinations((1, *sizes), 2))
-        self._fixed = [each for each in products if 1 < each <= highest]
+        self._fixed = [number for number in products if 1 < number <= highest]
 
     def add(self, value: object) -> None:
         """Add a number, or the last ones of several; ignore anything else."""
@@ -159,7 +159,7 @@ class GuidedTree(Tree):
 
     def _respaced(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         """The prompt with white space more, or without that which it has."""
-        fewer = tuple(each for each in prompt if each not in SPACES)
+        fewer = tuple(number for number in prompt if number not in SPACES)
         if len(fewer) < len(prompt) and self._draws.integer(0, 1):
             return fewer
         at = self.cut(len(prompt))
@@ -178,7 +178,7 @@ class GuidedTree(Tree):
         return self._draws.one_of(self._turns)
 
     def cut(self, length: int) -> int:
-        near = [each for each in self.numbers.latest() if each <= length]
+        near = [number for number in self.numbers.latest() if number <= length]
         if length > 1 and near and self._draws.integer(0, 2):
             return min(length, self._near(near))
         return super().cut(length)
@@ -188,7 +188,9 @@ class GuidedTree(Tree):
         return new if self.pictures is None else self.pictures.inserted(new)
 
     def _new_words(self, kept: int) -> tuple[int, ...]:
-        longer = [each for each in self.numbers.latest() if kept < each <= self._shape.longest]
+        longer = [
+            number for number in self.numbers.latest() if kept < number <= self._shape.longest
+        ]
         if longer and not self._draws.integer(0, 3):
             return self._words(max(1, self._near(longer) - kept))
         return super()._new(kept)
@@ -467,7 +469,9 @@ def _at_sizes(draws: Draws, shape: Shape, sizes: Sequence[int]) -> Shape:
 
     The longest of them are rare: a workload of such prompts takes as long as many others.
     """
-    known = [each for each in sizes if each <= LONGEST] if draws.integer(0, 7) else list(sizes)
+    known = (
+        [number for number in sizes if number <= LONGEST] if draws.integer(0, 7) else list(sizes)
+    )
     if not known or not draws.integer(0, 1):
         return shape
     size = draws.one_of(known)
@@ -581,4 +585,4 @@ def _values(flag: Option, options: dict[str, Any]) -> list[Any]:
     others = [v for v in options.values() if type(v) is int]
     near = [value + more for value in others for more in (-1, 0, 1)]
     low, high = flag.low or 0, flag.high or 1 << 20
-    return [each for each in (*SMALL, *near) if low <= each <= high]
+    return [number for number in (*SMALL, *near) if low <= number <= high]

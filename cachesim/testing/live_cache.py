@@ -129,7 +129,9 @@ class LiveCacheReport:
 
     def __str__(self) -> str:
         """The number of loads, and their lengths."""
-        lengths = ", ".join(f"{each} ({self.loaded[each]})" for each in sorted(self.loaded)[:12])
+        lengths = ", ".join(
+            f"{number} ({self.loaded[number]})" for number in sorted(self.loaded)[:12]
+        )
         return (
             f"{self.examples} examples, {self.stored} requests stored, {self.lookups} lookups, "
             f"{self.loaded.total()} loads, of which {self.continued} were continued; "
@@ -299,7 +301,7 @@ class _Player:
         """Query recent requests and variants of them; or one of them `only`."""
         recent = [request for _, request in self._stored[-2:]]
         closing: list[tuple[Server | None, int, Request]] = [
-            (None, cache, each) for each in self._closing() for cache in list(self._open) or [0]
+            (None, cache, other) for other in self._closing() for cache in list(self._open) or [0]
         ]
         closing += [(server, 0, each) for server in self._servers() for each in recent]
         for number, (server, cache, request) in enumerate(closing):
@@ -390,7 +392,7 @@ class _Player:
     def _store(self, number: int, request: Request) -> None:
         cache = self._cache(number)
         self._report.stored += 1
-        rows = [each.copy() for each in rows_of(self._server, request)]
+        rows = [array.copy() for array in rows_of(self._server, request)]
         self._add(number, f"store({self._text(request)})")
         self._call(cache.store, request, rows)
         self._stored.append((self._server, request))
@@ -558,7 +560,7 @@ class _Player:
         """Stop all caches, or kill one in the middle of a write, and open them anew."""
         self._promised = None
         recent = list(dict.fromkeys(each for _, each in self._stored))[-RECENT:]
-        before = [(each, self._call(self._cache(0).lookup, each)) for each in recent]
+        before = [(other, self._call(self._cache(0).lookup, other)) for other in recent]
         self.close()
         self._report.restarts += 1
         if act.verb == "other server":
@@ -585,7 +587,7 @@ class _Player:
 
     def _write(self, request: Request) -> None:
         cache = self._make(self._server, self._place)
-        cache.store(request, [each.copy() for each in rows_of(self._server, request)])
+        cache.store(request, [row.copy() for row in rows_of(self._server, request)])
         if hasattr(cache, "close"):
             cache.close()
 

@@ -300,7 +300,7 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
         under = scenario.engine.options.get(adapters)
         yield ("memory computed under other adapters" if under else "no wrong memory") + " was read"
         if under:  # states are no part of it: what is wrong is wherever it comes from
-            yield from (each for each in _with_cause(played, index) if each == BRINGS["load"])
+            yield from (text for text in _with_cause(played, index) if text == BRINGS["load"])
             if any(_filled(each) for each in played.steps[:index]):
                 yield "a slot file was restored before"
             return
@@ -355,7 +355,7 @@ def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
         if step.explanation is None or step.cached is None or not rules or declined:
             continue
         there = [_equal(step)] if not stateful else list(_checkpoints(played, index))
-        best = max((each for each in there if each <= _equal(step)), default=0)
+        best = max((number for number in there if number <= _equal(step)), default=0)
         if best - 1 > step.cached:  # the last token is always reprocessed
             marks = tuple(dict.fromkeys(rule.rule for rule in rules))
             yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} held"

@@ -444,7 +444,7 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
 
 def _ids_in(text: str, place: str) -> list[int]:
     """Token ids between commas; no tokenizer has one of more than 18 digits."""
-    found = [each for each in map(str.strip, text.split(",")) if each]
+    found = [name for name in map(str.strip, text.split(",")) if name]
     wrong = next(
         (each for each in found if not (each.isascii() and each.isdigit()) or len(each) > 18), None
     )
@@ -515,7 +515,7 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
             )
         found.sort(key=lambda trace_request: trace_request.time)
         streams.append(found)
-    yield from heapq.merge(*streams, key=lambda each: each.time)
+    yield from heapq.merge(*streams, key=lambda stream: stream.time)
 
 
 def _flattened(requests: Sequence[Json], place: str) -> Iterator[tuple[JsonObject, float]]:

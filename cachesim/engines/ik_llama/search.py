@@ -374,7 +374,7 @@ def _guide(_rules: Rules, flags: Options) -> Guide:
     keeps = (-1, 0, 1, room // 2, room - 1, room)
     return Guide(
         fields=(
-            *({"n_keep": each} for each in keeps),
+            *({"n_keep": keep} for keep in keeps),
             *({"n_discard": each} for each in (1, 8)),
             *({"cancel_after_ubatches": each} for each in (1, 2, 3)),
         ),

@@ -23,7 +23,7 @@ class Account:
     def of(self, prompt: Tokens, kept: Iterable[Tokens]) -> Ledger:
         """Compare the tokens of a prompt ever evaluated with those still kept."""
         best, by = self.computed.find(np.array(prompt, np.int64), None)
-        held = max(get_common_prefix(each, prompt) for each in kept)
+        held = max(get_common_prefix(tokens, prompt) for tokens in kept)
         name = f"request {by}" if best else "nothing"
         if held > best:
             best, name = held, "an earlier request"

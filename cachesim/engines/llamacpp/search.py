@@ -272,7 +272,7 @@ class LlamaLaws:
 
 
 def _is_held(text: Tokens, texts: Sequence[Tokens]) -> bool:
-    return text in texts or any(each[: len(text)] == text for each in texts)
+    return text in texts or any(tokens[: len(text)] == text for tokens in texts)
 
 
 TINY: Final = {
@@ -292,7 +292,7 @@ def _guide(_rules: ServerRules, flags: Options) -> Guide:
     if flags.cache_reuse:
         fields += [{"n_cache_reuse": each} for each in (0, 1, 4)]
     if flags.context_shift:
-        fields += [{"n_keep": each} for each in (-1, 1, flags.n_ctx_slot - 1)]
+        fields += [{"n_keep": number} for number in (-1, 1, flags.n_ctx_slot - 1)]
         fields += [{"n_discard": each} for each in (1, 8)]
     alone = flags.context_shift or flags.cache_reuse or flags.spec_type != "none"
     return Guide(

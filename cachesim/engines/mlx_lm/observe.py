@@ -154,7 +154,7 @@ def of_batch(rows: list[Row], cache: PromptCache, *, counted: bool) -> Iterator[
         yield from restore_problems(layer)
         name, held = type(layer).__name__, [len(row.tokens) for row in rows]
         if isinstance(layer, ArraysCache):
-            sizes = {len(each) for each in layer.cache if each is not None}
+            sizes = {len(array) for array in layer.cache if array is not None}
         elif isinstance(layer, BatchCache):
             sizes = {len(layer.offset), len(layer.left_padding)}
             sizes |= set() if layer.keys is None else {len(layer.keys)}

@@ -220,13 +220,13 @@ class HiRadixCache(RadixCache):
 
     def lock(self, node: Node) -> None:
         super().lock(node)
-        for each in node.path():
-            self._update_host_leaf(each)
+        for ancestor in node.path():
+            self._update_host_leaf(ancestor)
 
     def unlock(self, node: Node, held: object = None) -> None:
         super().unlock(node, held)
-        for each in node.path():
-            self._update_host_leaf(each)
+        for ancestor in node.path():
+            self._update_host_leaf(ancestor)
 
     # -- to the host -------------------------------------------------------------------------------
 

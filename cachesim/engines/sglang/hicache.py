@@ -190,9 +190,9 @@ class HostTier:
             held.full = len(node)
             node.locks[HOST + FULL] += 1
         if self.tree.has_windows:
-            for each in self._segment(node, self.tree.shape.window):
-                self._hold_part(each, PART)
-                held.window += len(each)
+            for ancestor in self._segment(node, self.tree.shape.window):
+                self._hold_part(ancestor, PART)
+                held.window += len(ancestor)
         if self.tree.has_states:
             self._hold_part(node, STATE)
         self.tree.update_leaf(node)
@@ -206,11 +206,11 @@ class HostTier:
     @staticmethod
     def _segment(node: Node, tokens: int) -> Iterator[Node]:
         covered = 0
-        for each in node.path():
+        for ancestor in node.path():
             if covered >= tokens:
                 return
-            covered += len(each)
-            yield each
+            covered += len(ancestor)
+            yield ancestor
 
     def release(self, held: HostHold) -> None:
         """Unlock as many tokens; the node may have been split since.
@@ -222,12 +222,12 @@ class HostTier:
             return
         if self.tree.has_states:
             self._release_part(node, STATE)
-        for each in self._segment(node, held.window):
-            self._release_part(each, PART)
+        for ancestor in self._segment(node, held.window):
+            self._release_part(ancestor, PART)
         # By tokens, not by nodes: the node may have been split since.
-        for each in self._segment(node, held.full):
-            each.locks[HOST + FULL] -= 1
-            self.tree.update_leaf(each)
+        for ancestor in self._segment(node, held.full):
+            ancestor.locks[HOST + FULL] -= 1
+            self.tree.update_leaf(ancestor)
         self.tree.update_leaf(node)
 
     def _release_part(self, node: Node, part: int) -> None:
@@ -363,12 +363,12 @@ class HostTier:
     def chain(self, node: Node) -> list[Node]:
         """A node and its ancestors without a copy, top down. Follows `_build_backup_kv_action`."""
         found = [node]
-        for each in node.path():
-            if each is not node:
+        for ancestor in node.path():
+            if ancestor is not node:
                 # Its ancestors have copies, too: a copy without its prefix could not be loaded.
-                if each.host_full is not None:
+                if ancestor.host_full is not None:
                     break
-                found.append(each)
+                found.append(ancestor)
         return found[::-1]
 
     def backup_if_used(self, node: Node) -> None:
@@ -397,14 +397,14 @@ class HostTier:
         """
         found: list[Node] = []
         covered = 0
-        for each in node.path() if self.pools.window is not None else ():
-            if covered >= self.tree.shape.window or each.pending is not None:
+        for ancestor in node.path() if self.pools.window is not None else ():
+            if covered >= self.tree.shape.window or ancestor.pending is not None:
                 break
-            if not each.window and each.host_window is None:
+            if not ancestor.window and ancestor.host_window is None:
                 break
-            covered += len(each)
-            if each.window and each.host_window is None:
-                found.append(each)
+            covered += len(ancestor)
+            if ancestor.window and ancestor.host_window is None:
+                found.append(ancestor)
         return found[::-1]
 
     def backup(self, nodes: Sequence[Node], *, waits: bool = False) -> int:
@@ -619,24 +619,24 @@ class HostTier:
         `finalize_match_result_in_tree_core` of `FullComponent`.
         """
         count = 0
-        for each in node.path():
-            if each is above:
+        for ancestor in node.path():
+            if ancestor is above:
                 break
-            count += len(each) if each.host_full is not None else 0
+            count += len(ancestor) if ancestor.host_full is not None else 0
         return count
 
     def window_tokens(self, node: Node) -> int:
         """Tokens of the last window that only the host holds."""
         count, covered = 0, 0
-        for each in node.path() if self.tree.has_windows else ():
-            alive = each.window or each.host_window is not None
+        for ancestor in node.path() if self.tree.has_windows else ():
+            alive = ancestor.window or ancestor.host_window is not None
             if covered >= self.tree.shape.window or not alive:
                 break
-            covered += len(each)
-            count += 0 if each.window else len(each)
+            covered += len(ancestor)
+            count += 0 if ancestor.window else len(ancestor)
             if self.tree.rules.tree.splits_long_windows and covered > self.tree.shape.window:
                 page = self.tree.shape.page
-                count -= 0 if each.window else (covered - self.tree.shape.window) // page * page
+                count -= 0 if ancestor.window else (covered - self.tree.shape.window) // page * page
         return count
 
     # -- back to the device ------------------------------------------------------------------------
@@ -670,13 +670,13 @@ class HostTier:
         Proposed in #31771; whole pages are loaded.
         """
         left, page = self.tree.shape.window, self.tree.shape.page
-        for each in node.path() if self.tree.has_windows else ():
-            if len(each) >= left:
-                above = (len(each) - left) // page * page
-                if above and not each.window and each.host_window is not None:
-                    self.tree.split(each, above, req.extra_key)
+        for ancestor in node.path() if self.tree.has_windows else ():
+            if len(ancestor) >= left:
+                above = (len(ancestor) - left) // page * page
+                if above and not ancestor.window and ancestor.host_window is not None:
+                    self.tree.split(ancestor, above, req.extra_key)
                 return
-            left -= len(each)
+            left -= len(ancestor)
 
     def _load_back(self, node: Node, req: Req) -> bool:
         """Follows `load_back`."""
@@ -706,14 +706,14 @@ class HostTier:
 
         Empty if too little, or pinned by another load. Follows `build_load_back_spec`.
         """
-        full = [each for each in node.path() if each.evicted][::-1]
+        full = [ancestor for ancestor in node.path() if ancestor.evicted][::-1]
         windows, covered = list[Node](), 0
-        for each in node.path() if self.tree.has_windows else ():
+        for ancestor in node.path() if self.tree.has_windows else ():
             if covered >= self.tree.shape.window:
                 break
-            covered += len(each)
-            if not each.window:
-                windows.append(each)
+            covered += len(ancestor)
+            if not ancestor.window:
+                windows.append(ancestor)
         windows.reverse()
         state = node.state is None and node.host_state is not None
         needed = (*full, *windows, *([node] if state else ()))
@@ -760,16 +760,16 @@ class HostTier:
         """Follows `commit_load_back`."""
         tree, (full, windows, _) = self.tree, spec
         to, to_window, state = slots
-        for each in full:
-            each.value, to = to[: len(each)], to[len(each) :]
+        for ancestor in full:
+            ancestor.value, to = to[: len(ancestor)], to[len(ancestor) :]
             if self.shape.writes_back:
-                each.loading = node.id
-            if not each.locks[FULL]:
-                tree.evictable[FULL] += len(each)
-            self._load(FULL, each.host_full, each.value)
-            self.notify("loaded", FULL, each)
-        for each in full:
-            tree.update_leaf(each)
+                ancestor.loading = node.id
+            if not ancestor.locks[FULL]:
+                tree.evictable[FULL] += len(ancestor)
+            self._load(FULL, ancestor.host_full, ancestor.value)
+            self.notify("loaded", FULL, ancestor)
+        for ancestor in full:
+            tree.update_leaf(ancestor)
         for window in windows:
             tree.put_window(window, to_window[: len(window)])
             self._load(PART, window.host_window, to_window[: len(window)])

@@ -392,7 +392,7 @@ def _rows(tree: Tree, running: Sequence[Req], alive: Sequence[Req]) -> None:
     page, nodes = tree.pool.page, [*tree.nodes()]
     free, held = tree.pool.free_pages.numbers(), joined([node.slots for node in nodes]) // page
     own = [req.row[-(-req.protected // page) * page : req.allocated] // page for req in running]
-    pages = joined([np.unique(each) for each in own])
+    pages = joined([np.unique(array) for array in own])
     marks = _marks(joined([free, held]), tree.pool.size // page)
     if len(np.unique(pages)) < len(pages) or _any_of(pages, marks):
         _fail("slots of a running request are free, or another's")
@@ -436,7 +436,7 @@ def check_account(account: Account, tree: Tree) -> None:
     if tree.stores:
         return
     for node in tree.nodes():
-        key = np.concatenate([each.key for each in reversed([*node.path()])])
+        key = np.concatenate([ancestor.key for ancestor in reversed([*node.path()])])
         tokens = np.append(key >> 32, key[-1] & MASK) if tree.shape.bigrams else key
         extra, end = extra_of(node), len(key)
         if account.kept.find(tokens, extra)[0] < len(tokens):

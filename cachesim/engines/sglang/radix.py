@@ -91,18 +91,18 @@ class RadixCache(Tree):
             self.leaves.add(node)
 
     def lock(self, node: Node) -> None:
-        for each in node.path():
-            if not each.locks[FULL]:
-                self.evictable[FULL] -= len(each)
-            each.locks[FULL] += 1
-            self._update_leaf(each)
+        for ancestor in node.path():
+            if not ancestor.locks[FULL]:
+                self.evictable[FULL] -= len(ancestor)
+            ancestor.locks[FULL] += 1
+            self._update_leaf(ancestor)
 
     def unlock(self, node: Node, held: object = None) -> None:
-        for each in node.path():
-            if each.locks[FULL] == 1:
-                self.evictable[FULL] += len(each)
-            each.locks[FULL] -= 1
-            self._update_leaf(each)
+        for ancestor in node.path():
+            if ancestor.locks[FULL] == 1:
+                self.evictable[FULL] += len(ancestor)
+            ancestor.locks[FULL] -= 1
+            self._update_leaf(ancestor)
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
         heap = [(self.first(node), node) for node in self.leaves]
@@ -307,34 +307,34 @@ class SWARadixCache(Tree):
 
     def lock(self, node: Node) -> int:
         covered, mark = 0, 0
-        for each in node.path():
-            if not each.locks[FULL]:
-                self.evictable[FULL] -= len(each)
-            each.locks[FULL] += 1
+        for ancestor in node.path():
+            if not ancestor.locks[FULL]:
+                self.evictable[FULL] -= len(ancestor)
+            ancestor.locks[FULL] += 1
             # The window lock ends where the window does: older windows may be evicted meanwhile.
             if covered < self.shape.window:
-                if not each.locks[PART]:
-                    self.evictable[PART] -= len(each)
-                each.locks[PART] += 1
-                covered += len(each)
+                if not ancestor.locks[PART]:
+                    self.evictable[PART] -= len(ancestor)
+                ancestor.locks[PART] += 1
+                covered += len(ancestor)
                 if covered >= self.shape.window:
-                    if not each.window_mark:
+                    if not ancestor.window_mark:
                         self._marks += 1
-                        each.window_mark = self._marks
-                    mark = each.window_mark
+                        ancestor.window_mark = self._marks
+                    mark = ancestor.window_mark
         return mark
 
     def unlock(self, node: Node, held: object = None) -> None:
         holds = True
-        for each in node.path():
-            if each.locks[FULL] == 1:
-                self.evictable[FULL] += len(each)
-            each.locks[FULL] -= 1
+        for ancestor in node.path():
+            if ancestor.locks[FULL] == 1:
+                self.evictable[FULL] += len(ancestor)
+            ancestor.locks[FULL] -= 1
             if holds:
-                if each.locks[PART] == 1:
-                    self.evictable[PART] += len(each)
-                each.locks[PART] -= 1
-                holds = not (held and each.window_mark == held)
+                if ancestor.locks[PART] == 1:
+                    self.evictable[PART] += len(ancestor)
+                ancestor.locks[PART] -= 1
+                holds = not (held and ancestor.window_mark == held)
 
     # -- evict -------------------------------------------------------------------------------------
 
@@ -576,20 +576,20 @@ class MambaRadixCache(Tree):
             if not node.locks[STATE]:
                 self.evictable[STATE] -= 1
             node.locks[STATE] += 1
-        for each in node.path():
-            if not each.locks[FULL]:
-                self.evictable[FULL] -= len(each)
-            each.locks[FULL] += 1
+        for ancestor in node.path():
+            if not ancestor.locks[FULL]:
+                self.evictable[FULL] -= len(ancestor)
+            ancestor.locks[FULL] += 1
 
     def unlock(self, node: Node, held: object = None) -> None:
         if node.state is not None:
             if node.locks[STATE] == 1:
                 self.evictable[STATE] += 1
             node.locks[STATE] -= 1
-        for each in node.path():
-            if each.locks[FULL] == 1:
-                self.evictable[FULL] += len(each)
-            each.locks[FULL] -= 1
+        for ancestor in node.path():
+            if ancestor.locks[FULL] == 1:
+                self.evictable[FULL] += len(ancestor)
+            ancestor.locks[FULL] -= 1
 
     # -- evict -------------------------------------------------------------------------------------
 

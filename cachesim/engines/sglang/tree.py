@@ -199,8 +199,8 @@ class Tree(OneTier, ABC):
     def _used_path(self, node: Node) -> None:
         now = self.clock.tick()
         # A parent counts as older than its child, so that equals have an order.
-        for each in (*node.path(), self.root):
-            each.last_access = now
+        for ancestor in (*node.path(), self.root):
+            ancestor.last_access = now
             now -= 1e-5
 
     def new_node(self) -> Node:

@@ -182,21 +182,21 @@ class UnifiedTreeCore(Tree):
     def near(self, node: Node) -> Iterator[Node]:
         """A node and its ancestors within a window and a page."""
         reach, passed = self.shape.window + self.shape.page, 0
-        for each in node.path():
+        for ancestor in node.path():
             # Farther up the match does not read windows, so they do not count as used.
             if passed >= reach:
                 return
-            yield each
-            passed += len(each)
+            yield ancestor
+            passed += len(ancestor)
 
     # -- locks -------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> int:
         # Attention needs the whole path, a window its last tokens, a state one node.
-        for each in node.path():
-            if not each.locks[FULL] and each.value is not None:
-                self.evictable[FULL] -= len(each)
-            each.locks[FULL] += 1
+        for ancestor in node.path():
+            if not ancestor.locks[FULL] and ancestor.value is not None:
+                self.evictable[FULL] -= len(ancestor)
+            ancestor.locks[FULL] += 1
         self.leaves.difference_update(node.path())
         mark = self._lock_window(node) if self.has_windows else 0
         if self.has_states and node is not self.root:
@@ -209,20 +209,20 @@ class UnifiedTreeCore(Tree):
 
     def _lock_window(self, node: Node) -> int:
         covered, mark = 0, 0
-        for each in node.path():
+        for ancestor in node.path():
             # The rest of the path may lose its windows while the request runs.
             if covered >= self.shape.window:
                 break
-            if not each.locks[PART] and each.window:
-                self.evictable[PART] -= len(each)
-            each.locks[PART] += 1
-            covered += len(each)
+            if not ancestor.locks[PART] and ancestor.window:
+                self.evictable[PART] -= len(ancestor)
+            ancestor.locks[PART] += 1
+            covered += len(ancestor)
             if covered >= self.shape.window:
                 # The node may be split before the unlock: the mark finds the end again.
-                if not each.window_mark:
+                if not ancestor.window_mark:
                     self._marks += 1
-                    each.window_mark = self._marks
-                mark = each.window_mark
+                    ancestor.window_mark = self._marks
+                mark = ancestor.window_mark
         return mark
 
     def unlock(self, node: Node, held: object = None) -> None:
@@ -231,19 +231,19 @@ class UnifiedTreeCore(Tree):
                 self.evictable[STATE] += 1
             node.locks[STATE] -= 1
         if self.has_windows:
-            for each in node.path():
-                if each.locks[PART] == 1 and each.window:
-                    self.evictable[PART] += len(each)
-                each.locks[PART] -= 1
-                self.update_leaf(each)
-                if held and each.window_mark == held:
+            for ancestor in node.path():
+                if ancestor.locks[PART] == 1 and ancestor.window:
+                    self.evictable[PART] += len(ancestor)
+                ancestor.locks[PART] -= 1
+                self.update_leaf(ancestor)
+                if held and ancestor.window_mark == held:
                     break
-        for each in node.path():
-            if each.locks[FULL] == 1 and each.value is not None:
-                self.evictable[FULL] += len(each)
-            each.locks[FULL] -= 1
-            if not each.locks[FULL]:
-                self.update_leaf(each)
+        for ancestor in node.path():
+            if ancestor.locks[FULL] == 1 and ancestor.value is not None:
+                self.evictable[FULL] += len(ancestor)
+            ancestor.locks[FULL] -= 1
+            if not ancestor.locks[FULL]:
+                self.update_leaf(ancestor)
 
     # -- room --------------------------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class UnifiedTreeCore(Tree):
 
     def slots_to(self, node: Node) -> Integers:
         """The attention slots from the root to a node's end."""
-        return joined([each.slots for each in reversed(list(node.path()))])
+        return joined([ancestor.slots for ancestor in reversed(list(node.path()))])
 
     # -- states on one path ------------------------------------------------------------------------
 

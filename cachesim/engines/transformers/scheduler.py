@@ -66,7 +66,7 @@ class Scheduler:
         candidates = first + second
         # After a request was set back no other one begins, or it would take the room again.
         if not self.block_new:
-            candidates += [self.waiting[each] for each in self.order]
+            candidates += [self.waiting[number] for number in self.order]
         left: set[int] = set()
         scheduled, failed = self._process_candidates(candidates, token_budget, cache_budget, left)
         self.order = [each for each in self.order if each not in left]

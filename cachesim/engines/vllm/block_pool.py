@@ -95,7 +95,7 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
         found.setdefault(spec, []).append(layer)
     # Groups of one size, since all draw equal pages. Where the larger number pads only a few
     # layers, it saves a group.
-    counts = [len(each) for each in found.values()]
+    counts = [len(tokens) for tokens in found.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     return tuple(
         replace(spec, layers=tuple(each[start :: cdiv(len(each), size)]))
@@ -193,15 +193,15 @@ class BlockPool:
         keys = [] if key is None else [key]
         if self.more_keys:
             keys += self.more_keys.pop(block, ())
-        for each in keys:
-            found = self.cached.get(each)
+        for number in keys:
+            found = self.cached.get(number)
             if type(found) is int:
                 if found == block:
-                    del self.cached[each]
+                    del self.cached[number]
             elif found is not None:
                 found.pop(block, None)  # type: ignore[union-attr]
                 if not found:
-                    del self.cached[each]
+                    del self.cached[number]
         self.key[block] = None
         return keys
 

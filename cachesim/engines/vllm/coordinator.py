@@ -237,7 +237,7 @@ class Coordinator:
                     if table is not None:
                         del table[cdiv(length, group.spec.block) :]
         return Hit(
-            tuple(each or [] for each in tables),
+            tuple(tokens or [] for tokens in tables),
             length,
             longest - length if rules.reports_junction else 0,
             tuple(first_answers[number] for number in range(len(groups))),

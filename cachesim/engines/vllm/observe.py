@@ -193,7 +193,10 @@ def check_requests(
             _fail(f"request {number} has {request.in_flight} tokens in flight, not its chunk's")
         if not 0 <= request.stale <= request.in_flight:
             _fail(f"request {number} has {request.stale} stale tokens of {request.in_flight}")
-    limits, queue = scheduler.limits, [each for each in scheduler.waiting if not each.preemptions]
+    limits, queue = (
+        scheduler.limits,
+        [other for other in scheduler.waiting if not other.preemptions],
+    )
     arrived = queue if scheduler.external is None else []  # else some come from another server
     if arrived != sorted(arrived, key=lambda each: each.rank if limits.by_priority else each.id):
         _fail(f"the requests {[each.id for each in arrived]} wait in this order")
@@ -319,7 +322,7 @@ def check_ids(manager: KVCacheManager, requests: Collection[Request], *, removed
 
 def check_encoder(encoder: EncoderCache, requests: Mapping[int, Request]) -> None:
     """The encoder's outputs: their tokens, and those without a request that needs them."""
-    counts = {image.name: image.count for each in requests.values() for image in each.images}
+    counts = {image.name: image.count for other in requests.values() for image in other.images}
     held = sum(counts[name] for name in encoder.users)
     if encoder.unused < 0 or encoder.unused + held != encoder.size:
         _fail(f"{encoder.unused} tokens are unused and {held} held of {encoder.size}")

@@ -494,7 +494,7 @@ class OffloadingScheduler:
         """
         jobs = []
         scheduled = {chunk.request.id: chunk.end for chunk in step.chunks}
-        for number in (*scheduled, *(each.id for each in self.done)):
+        for number in (*scheduled, *(other.id for other in self.done)):
             state = self.states[number]
             request = state.request
             # Only what has run: the rest of its chunk never will.

@@ -388,8 +388,8 @@ class Runner:
         for source in tuple(order):
             target = order[source]
             while source != target:
-                for each in (self.input_batch, counts):
-                    each[source], each[target] = each[target], each[source]
+                for tokens in (self.input_batch, counts):
+                    tokens[source], tokens[target] = tokens[target], tokens[source]
                 order[target], target = target, order.get(target, target)
         for name in self.input_batch if self._state.mode == "align" else ():
             if name in before:

@@ -415,7 +415,7 @@ class Scheduler:
         self.holding.extendleft(reversed(skipped))
         if limits.by_priority:
             self.holding = deque(sorted(self.holding, key=lambda each: each.rank))
-        self.passed_over |= {each.id for each in (*requeued, *skipped)}
+        self.passed_over |= {other.id for other in (*requeued, *skipped)}
         if not turn.defers:
             self.cadence.bound = len(self.waiting) + len(self.holding) > len(self.passed_over)
 
@@ -607,7 +607,7 @@ class Scheduler:
             if tokens and self._append(request, tokens, is_stale=is_stale):
                 done.append(request)
         if done:
-            self.running = [each for each in self.running if each.status == "running"]
+            self.running = [other for other in self.running if other.status == "running"]
             self.waiting = deque(each for each in self.waiting if each.status != "finished")
         # Policy `fail`: the request ends; under `recompute` it computes what did not arrive.
         for request in () if self.limits.recomputes else failed:
@@ -648,7 +648,7 @@ class Scheduler:
             # Upstream looks a block up in one table only.
             where = "Scheduler._handle_invalid_blocks"
             raise UpstreamAbort(where, "invalid blocks of a model with several groups")
-        loading = [each for each in self.holding if each.status == "loading"]
+        loading = [other for other in self.holding if other.status == "loading"]
         later, _ = self._truncate(loading, transfers.invalid, counts)
         now, evicted = self._truncate(self.running, transfers.invalid, counts)
         if self.limits.recomputes:

@@ -401,7 +401,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.computed.learn(chunk.request, min(chunk.end, chunk.request.num_tokens))
         transfers = NO_TRANSFERS if self.connector is None else self.connector.get_finished()
         # Noted before the scheduler cuts a request at its first invalid block.
-        loaded = {each: each.num_computed for each in transfers.received}
+        loaded = {other: other.num_computed for other in transfers.received}
         ended = {each.request.id for each in step.chunks if each.request.status in ENDED}
         finished = self.scheduler.update_from_output(step, sampled, transfers)
         for request, before in loaded.items():

@@ -288,7 +288,7 @@ def known_causes(profile: Profile) -> dict[Cause, str]:
     folder = shipped and shipped / profile.engine  # an engine may have none
     found: dict[Cause, str] = {}
     for _, scenario in load_all([str(folder)]) if folder and folder.is_dir() else ():
-        listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+        listed = [full_profile(scenario.engine.name, text) for text in scenario.engine.profiles]
         if profile in listed:
             for cause in causes(scenario, profile, "ring", "wrong"):
                 found.setdefault(cause, scenario.name)

@@ -241,6 +241,6 @@ def draw_preset(
     rng: Random, *, abilities: Abilities, presets: Sequence[str] = ()
 ) -> tuple[str, int]:
     """A preset that the release can load, and the window to build it with (0: its own)."""
-    loadable = [each for each in presets or abilities.presets if each in abilities.presets]
+    loadable = [text for text in presets or abilities.presets if text in abilities.presets]
     preset = rng.choice(loadable)
     return preset, rng.choice(WINDOWS) if preset in WINDOWED else 0

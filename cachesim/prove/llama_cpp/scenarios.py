@@ -382,7 +382,7 @@ def _proven_on_the_wheel(found: "Counterexample", profile: Profile) -> ProofResu
 
 PROVER: Final = Prover(
     where="the wheel",
-    models=tuple(each for each in PRESETS if each != "hybrid-mtp"),
+    models=tuple(text for text in PRESETS if text != "hybrid-mtp"),
     kinds=("slot file", "trips", "trips"),
     chats=False,  # the server renders them itself, and keeps its slot to itself
     fits=fits,

@@ -153,7 +153,7 @@ def parameters_of(wheel: Wheel, values: Json) -> Wheel:
         owner = parameters
         for part in path:
             owner = getattr(owner, part)
-        had = [each for each in last.split("|") if hasattr(owner, each)]
+        had = [word for word in last.split("|") if hasattr(owner, word)]
         if not had:
             raise AttributeError(name)
         setattr(owner, had[0], _resolved(wheel, value))
@@ -233,7 +233,7 @@ def parsed(wheel: Wheel, arguments: list[str]) -> Wheel:
 
     def with_program(program: int, given: list[str]) -> Wheel:
         made = wheel.CommonParams()
-        words = [each.encode() for each in ("llama-server", *given)]
+        words = [text.encode() for text in ("llama-server", *given)]
         array = (ctypes.c_char_p * (len(words) + 1))(*words, None)
         place = ctypes.c_void_p(id(made) + HEAD)
         return made if parse(len(words), array, place, program, usage) else None
@@ -249,13 +249,13 @@ def fields_of(value: Wheel, name: str = "") -> dict[str, str]:
     if type(value).__module__.partition(".")[0] != WHEEL or hasattr(value, "value"):
         return {name: f"{value:g}" if isinstance(value, float) else str(value)}
     found: dict[str, str] = {}
-    for each in dir(value):
+    for text in dir(value):
         try:
-            held = None if each.startswith("_") else getattr(value, each)
+            held = None if text.startswith("_") else getattr(value, text)
         except RuntimeError:  # older wheels cannot read a list that the parser has closed
             continue
         if held is not None and not callable(held):
-            found |= fields_of(held, f"{name}.{each}" if name else each)
+            found |= fields_of(held, f"{name}.{text}" if name else text)
     return found
 
 

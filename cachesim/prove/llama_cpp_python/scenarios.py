@@ -203,7 +203,7 @@ def compared(
 
 
 def _rows(encoded: Sequence[str]) -> Array:
-    rows = [np.frombuffer(base64.b64decode(each), "<f4") for each in encoded]
+    rows = [np.frombuffer(base64.b64decode(text), "<f4") for text in encoded]
     return np.stack(rows) if rows else np.zeros((0, 0))
 
 

@@ -189,7 +189,7 @@ def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, J
     body |= {field: request[name] for name, field in FIELDS.items() if name in request}
     if "tools" in request:
         named = [{"name": text} for text in request["tools"]]
-        body["tools"] = [{"type": "function", "function": each} for each in named]
+        body["tools"] = [{"type": "function", "function": entry} for entry in named]
     body |= request.get("body", {})
     return ("/v1/chat/completions" if chat else "/v1/completions"), body
 

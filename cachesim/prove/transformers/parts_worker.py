@@ -198,14 +198,14 @@ class Replay:
     def cold(self, count: int) -> Real:
         """Logits of the last tokens, which are one piece."""
         end = self.play.widths
-        kept = [each for each in self.ends if each < end - count]  # the others were cropped
+        kept = [number for number in self.ends if number < end - count]  # the others were cropped
         self.ends = [*kept, *([end - count] if end > count else []), end]
         mine, self.play.cache = self.play.cache, self.play.new(self.kind)
         try:
             start, ids = 0, importlib.import_module("torch").cat(self.play.rows)
-            for each in self.ends:
-                logits = self.play._call(ids[:, start:each], each)
-                start = each
+            for number in self.ends:
+                logits = self.play._call(ids[:, start:number], number)
+                start = number
         finally:
             self.play.cache = mine
         return logits

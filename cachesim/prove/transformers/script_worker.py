@@ -248,7 +248,7 @@ class Play:
             else 0
             for hole in self._padding
         ]
-        ends = [logits.shape[1] - each for each in after]
+        ends = [logits.shape[1] - number for number in after]
         return torch.stack([row[end - count : end] for row, end in zip(logits, ends, strict=True)])
 
     def do_record(self) -> None:
@@ -636,9 +636,9 @@ class Family:
         self.own_cache, self.colds = False, dict[str, Real]()
         if self.key:
             held = getattr(self.model(tokens(1, 2), use_cache=True), self.key, None)
-            classes = (each for each in vars(module).values() if isinstance(each, type))
+            classes = (var for var in vars(module).values() if isinstance(var, type))
             own = (each.__name__ for each in classes if each.__module__ == module.__name__)
-            if held is None and any("Cache" in each for each in own):
+            if held is None and any("Cache" in text for text in own):
                 msg = f"{type(self.model).__name__} makes no cache where it is given none"
                 raise AbsentError(msg)
             kinds = (library.DynamicCache, library.EncoderDecoderCache)

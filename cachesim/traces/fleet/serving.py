@@ -241,7 +241,7 @@ class FleetReplayed:
         answer = routed.answer
         if answer is None or answer.cached is None or self.best is None or self.elsewhere is None:
             return 0 if self.best is not None else None
-        known = [each for each in routed.held if each is not None]
+        known = [number for number in routed.held if number is not None]
         if len(known) < len(routed.held):
             self.best = self.elsewhere = None
             return None

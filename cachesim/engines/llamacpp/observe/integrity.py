@@ -165,7 +165,7 @@ def _cells(cache: AttentionCache, seq: int) -> Part:
     if held.size:
         rows.cover(int(held.max()))
     both = [*rows.keys.values(), *rows.values.values()]
-    return Part(cells.pos[held], tuple(each[held + MARGIN] for each in both), cache.mask.n_swa)
+    return Part(cells.pos[held], tuple(array[held + MARGIN] for array in both), cache.mask.n_swa)
 
 
 def _same(found: Content, wanted: Content, seqs: Collection[int]) -> bool:
@@ -246,7 +246,7 @@ def check_saved(server: ServerContext) -> None:
 def _ends(blob: Blob) -> list[tuple[int, int]]:
     """The lowest and the highest position of each list of cells, in its order of saving."""
     lists = [field.positions for field in blob.fields if isinstance(field, CellList)]
-    return [(int(each.min()), int(each.max())) for each in lists if each.size]
+    return [(int(array.min()), int(array.max())) for array in lists if array.size]
 
 
 # -- states ----------------------------------------------------------------------------------------
@@ -399,8 +399,8 @@ def _try_copy(context: Context, seq: int) -> None:
     alike = all(part.seen(1).equals(other.seen(1)) for part, other in pairs)
     require(alike or logits is None, "a copy that continues changes its source")
     _require_next(context, seq, logits)
-    for each in (dst, seq):
-        context.seq_rm(each, -1, -1)
+    for number in (dst, seq):
+        context.seq_rm(number, -1, -1)
     require(context.state_read(stored, seq) is not None, "a state is not restored in its place")
     context.check_integrity()
 

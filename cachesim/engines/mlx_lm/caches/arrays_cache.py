@@ -89,7 +89,7 @@ class ArraysCache(LayerCache):
 
     @property
     def is_padded(self) -> bool:
-        return any(isinstance(each, np.ndarray) for each in (self._left_padding, self._lengths))
+        return any(isinstance(array, np.ndarray) for array in (self._left_padding, self._lengths))
 
     def may_pad(self, batch: int, columns: int) -> bool:
         """Check whether the mask of the coming columns is needed.
@@ -209,7 +209,7 @@ class ArraysCache(LayerCache):
         """Keep these rows of every slot; follows `ArraysCache.filter`."""
         # Before #1072 a slot without a state raised.
         if self.rules.filter_accepts_empty:
-            self.cache = [None if each is None else chosen(each, rows) for each in self.cache]
+            self.cache = [None if array is None else chosen(array, rows) for array in self.cache]
         else:
             self.cache = [chosen(indexed(each), rows) for each in self.cache]
         if not self.rules.batches_recurrent:
@@ -287,7 +287,7 @@ class ArraysCache(LayerCache):
 
     @staticmethod
     def _block(states: Sequence[Array | None]) -> Array:
-        present = next((each for each in states if each is not None), None)
+        present = next((array for array in states if array is not None), None)
         # Missing in all caches, although the first slot is not: upstream's generator ends.
         if present is None:
             raise UpstreamStopIteration

@@ -82,7 +82,7 @@ def blank_batch(buffers: Sequence[Array | None], rows: int) -> Array:
         raise UpstreamValueError("max() arg is an empty sequence")
     if rows < 0:
         raise UpstreamValueError(f"negative dimensions are not allowed: {rows} rows")
-    heads = max(each.shape[1] for each in present)
+    heads = max(array.shape[1] for array in present)
     width = max(each.shape[3] for each in present)
     return np.zeros((len(buffers), heads, rows, width), present[0].dtype)
 

@@ -529,7 +529,7 @@ def copied(part: State) -> State:
 
 def is_batch(cache: LayerCache) -> bool:
     """Check whether a cache holds the rows of several single ones."""
-    return any(type(cache) is each.batch_form for each in LayerCache.classes.values())
+    return any(type(cache) is kind.batch_form for kind in LayerCache.classes.values())
 
 
 def inherit_bytes(cache: LayerCache, source: LayerCache) -> None:

@@ -48,7 +48,7 @@ def checkpoint_positions(
     last = 0
     # For each multiple the last boundary that is new and not more than half an interval beyond it.
     for multiple in range(rules.interval, length, rules.interval):
-        near = [each for each in within if last < each <= multiple + rules.interval // 2]
+        near = [number for number in within if last < number <= multiple + rules.interval // 2]
         if near:
             last = max(near)
             positions.add(last)
