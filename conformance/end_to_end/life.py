@@ -318,7 +318,7 @@ class Client:
         if rng.random() < 0.03:
             body["cache_prompt"] = False
         if path in {CHAT, MESSAGES}:
-            messages = talk.all_messages()
+            messages = [dict(message) for message in talk.all_messages()]  # talks are edited
             if path == MESSAGES and messages[0]["role"] == "system":
                 body["system"] = messages.pop(0)["content"]
             body["messages"] = messages

@@ -110,23 +110,47 @@ class Tally:
     answers: list[str] = field(default_factory=list)  # wrong ones
 
     def add_replay(self, life: Life, found: dict[str, Any]) -> list[str]:
-        """Count the requests that the replay reproduces; a line for those that it does not."""
-        taken = [request for request in found["requests"] if not request["refused"]]
-        differing = [each["number"] for each in taken if each["agrees"] is False]
-        unknown = [each["number"] for each in taken if each["agrees"] is None]
-        self.counts["taken"] += len(taken)
-        self.counts["reproduced"] += len(taken) - len(differing) - len(unknown)
-        self.counts["differing"] += len(differing)
-        self.counts["not comparable"] += len(unknown)
-        names = (("differing", differing), ("unknown", unknown))
-        told = [f"{name} {numbers}" for name, numbers in names if numbers]
+        """Count the requests that the replay reproduces; a line for those that it does not.
+
+        Of some the log has no count: the client left, or it was an embedding. The client's own is
+        taken then. Where it has none either, as after an error, there is nothing to reproduce.
+        """
+        answers = {
+            request["number"]: answer
+            for answer, request in paired(life.answers, found["requests"])
+            if request is not None
+        }
+        names: dict[str, list[int]] = {"differing": [], "unknown": []}
+        for request in found["requests"]:
+            parent = request["number"] if request["parent"] is None else request["parent"]
+            answer, own = answers.get(parent), request["replayed"]["cached"]
+            truth = None if answer is None else answer.cached
+            if request["refused"]:
+                continue
+            agrees = request["agrees"]
+            if agrees is None:
+                self.counts["without a count in the log"] += 1
+                agrees = None if truth is None else truth == own
+            if agrees is None and (answer is None or truth is None):
+                self.counts["without any count"] += 1
+                continue
+            self.counts["taken"] += 1
+            self.counts["reproduced"] += bool(agrees)
+            if not agrees:
+                kind = "unknown" if request["agrees"] is None else "differing"
+                self.counts[kind + " to the replay"] += 1
+                names[kind].append(request["number"])
+        told = [f"{name} {numbers}" for name, numbers in names.items() if numbers]
         if told:
-            self.told.append(f"{life.name} ({', '.join(life.kinds)}; {life.preset}): {told}")
+            about = f"{life.name} ({', '.join(life.kinds)}; {life.preset})"
+            self.told.append(f"{about}: {', '.join(told)}")
         return told
 
     def add_uncached(self, life: Life, alone: Sequence[Answer], column: "Column") -> list[str]:
         """Count the wrong answers of a server, and those that `why` names."""
         both = list(zip(life.answers, alone, strict=True))
+        if any(one.prompt != lone.prompt for one, lone in both if one.prompt and lone.prompt):
+            raise ValueError(f"{life.name}: the uncached server got another prompt")
         gaps = {id(answer): parting(answer.text, lone) for answer, lone in both}
         self.counts["replies"] += sum(bool(answer.text) for answer in life.answers)
         if not any(gap is not None for gap in gaps.values()):
@@ -200,8 +224,10 @@ class Tally:
         share = 100 * counts["reproduced"] / max(1, taken)
         yield (
             f"-lv {verbosity}: the replay reproduces {counts['reproduced']:,} of {taken:,} "
-            f"requests ({share:.1f} %); {counts['differing']} differ, "
-            f"{counts['not comparable']} unknown"
+            f"requests ({share:.1f} %); {counts['differing to the replay']} differ from the log, "
+            f"{counts['unknown to the replay']} from the client where the log has no count; it has "
+            f"none of {counts['without a count in the log']}, and of "
+            f"{counts['without any count']} of these no client has one either"
         )
         yield from (f"  {each}" for each in self.told)
         if counts["replies"]:

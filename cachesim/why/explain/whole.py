@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -9,6 +10,7 @@ from typing import Any, BinaryIO, Final
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.scenario.shipped import shipped_files
+from cachesim.why.explain.likely_flags import with_likeliest_flags
 from cachesim.why.explain.report import States, report_of, request_entry
 from cachesim.why.infer.evidence import common_with_holder, lengths_of
 from cachesim.why.infer.settings import (
@@ -120,7 +122,9 @@ def replays_of(
             try:
                 replay = rebuild(server, settings, progress=progress)
                 replay = with_likeliest_model(replay, progress)
-                replays.append(_with_likeliest_release(replay, user, progress))
+                replay = _with_likeliest_release(replay, user, progress)
+                again = partial(rebuild, server, progress=progress)
+                replays.append(with_likeliest_flags(replay, hints_after(replay), again))
             except (OptionError, UpstreamAbort) as error:
                 given = " and ".join(
                     f"--set {name}={value}" for name, value in user.options.items()
@@ -226,20 +230,7 @@ def rebuild(
     if len(log.requests) > LONG:
         passes = min(passes, PASSES_OF_LONG)
     for _ in range(passes - 1):
-        no_turn = best.hints.no_turn | best.found.no_turn
-        one = {
-            text: places - {TURN} if text in no_turn else places
-            for text, places in best.found.marks.items()
-        }
-        other = _marks_wanted(best)
-        hints = Hints(
-            no_turn=no_turn,
-            openings=best.found.openings,
-            marks={text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}},
-            prefixes=best.hints.prefixes | best.found.prefixes,
-            lengths=best.hints.lengths | _lengths_wanted(best),
-            files=best.hints.files,
-        )
+        hints = hints_after(best)
         if hints == best.hints:  # nothing else explains what a slot held
             hints = replace(hints, files=best.hints.files | best.found.files)
         if hints == best.hints:
@@ -268,6 +259,24 @@ def _with_printed_prefixes(
             break
         replay = again
     return replay
+
+
+def hints_after(replay: Replay) -> Hints:
+    """What a pass over a log found, for the next one."""
+    no_turn = replay.hints.no_turn | replay.found.no_turn
+    one = {
+        text: places - {TURN} if text in no_turn else places
+        for text, places in replay.found.marks.items()
+    }
+    other = _marks_wanted(replay)
+    return Hints(
+        no_turn=no_turn,
+        openings=replay.found.openings,
+        marks={text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}},
+        prefixes=replay.hints.prefixes | replay.found.prefixes,
+        lengths=replay.hints.lengths | _lengths_wanted(replay),
+        files=replay.hints.files,
+    )
 
 
 LEAST_MORE: Final = 2

@@ -193,7 +193,7 @@ STYLES_OF_LLAMA: Final = [style for style in STYLES if style.release]
 def alike(release: str) -> Iterator[str]:
     """Other releases whose logs may have the words of this one's style, the newest first."""
     own = [RELEASES[style.release] for style in STYLES if style.release]
-    at = own.index(RELEASES[release])
+    at = max(at for at, build in enumerate(own) if build >= RELEASES[release])
     for name, build in sorted(RELEASES.items(), key=lambda each: -each[1]):
         before = at + 1 == len(own) or own[at + 1] < build
         if before and name != release and (at == 0 or build < own[at - 1]):
@@ -257,6 +257,7 @@ def _seen_of_memory(log: ServerLog, window: Setting) -> tuple[str, ...] | None:
         return RECURRENT
     limited = any(
         r.created
+        or r.dropped
         or r.restored is not None
         or r.refused_cut
         or (r.forced and not r.keeps_all and _shares_more_than_one(r))
@@ -386,7 +387,7 @@ def _batches(log: ServerLog) -> dict[str, Setting]:
         if whole is None or request.shifts:
             continue
         for place in {n for _, _, n in request.created}:
-            if _is_usual_ubatch(whole - 4 - place):
+            if is_usual_ubatch(whole - 4 - place):
                 distances[whole - 4 - place] += 1
     if distances:
         size, count = distances.most_common(1)[0]
@@ -395,7 +396,7 @@ def _batches(log: ServerLog) -> dict[str, Setting]:
     return {}
 
 
-def _is_usual_ubatch(size: int) -> bool:
+def is_usual_ubatch(size: int) -> bool:
     """True for a usual ubatch size, rather than the length of a message."""
     return size >= 8 and (size & (size - 1) == 0 or size % 64 == 0)
 

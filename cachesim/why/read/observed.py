@@ -111,6 +111,7 @@ class Observed:
     refused_at: int | None = None  # where memory would not be cut
     erased: list[tuple[int, int | None]] = field(default_factory=list)  # tokens, pos_next
     created: list[tuple[int, int, int]] = field(default_factory=list)  # pos_min, pos_max, n_tokens
+    dropped: list[tuple[int, int, int]] = field(default_factory=list)  # the same, of older ones
     one_token: bool = False
     first_cut: int | None = None
     cuts: list[int] = field(default_factory=list)

@@ -80,7 +80,12 @@ SLOT_PATTERNS: Final = (
         "erased invalidated context checkpoint",
         rf"pos_min = {_W}, n_swa = (?P<n_swa>\d+)(?:, pos_next = (?P<pos_next>\d+))?",
     ),
-    pattern("dropped", "erasing old context checkpoint", rf"pos_min = {_W}"),
+    pattern(
+        "dropped",
+        "erasing old context checkpoint",
+        r"pos_min = (?P<pos_min>-?\d+), pos_max = (?P<pos_max>-?\d+)"
+        r"(?:, n_tokens = (?P<n_tokens>\d+))?",
+    ),
     pattern(
         "created",
         "created context checkpoint",
@@ -364,7 +369,7 @@ def _size(fields: Fields) -> int:
 
 def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> None:
     """Update a request by a message about it."""
-    if name in {"checked", "restored", "erased", "created"}:
+    if name in {"checked", "restored", "erased", "created", "dropped"}:
         # One position alone is a recurrent state, several are a window.
         request.spans.append((int(fields["pos_min"]), int(fields["pos_max"])))
     match name:
@@ -396,6 +401,9 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
             server.facts.setdefault("checkpoints", fields["most"])
             server.checkpoint_mib.append((n_tokens, float(fields["size"])))
+        case "dropped":
+            low, high = int(fields["pos_min"]), int(fields["pos_max"])
+            request.dropped.append((low, high, _size(fields)))
         case "one-token":
             request.one_token = True
             if request.n_tokens is None and "n_tokens" in fields:

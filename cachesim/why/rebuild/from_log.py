@@ -274,7 +274,7 @@ def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, accepts_spans
     `accepts_spans`: the release takes them there.
     """
     request = rebuilt.observed
-    if not request.created or not accepts_spans:
+    if not (request.created or request.dropped) or not accepts_spans:
         return
     whole = len(prompt)
     options = replay.settings.values
@@ -285,6 +285,16 @@ def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, accepts_spans
     for _, _, place in request.created:
         of_a_batch = (place - cached) % batch == 0
         if place not in usual and not of_a_batch and cached < place < whole:
+            text, offset = place_of(prompt, place)
+            replay.found.marks.setdefault(text, set()).add(offset)
+    if rebuilt.is_verbose:
+        return
+    # Unasked, a server names a checkpoint only when it drops it; an earlier prompt may have it.
+    for earlier in replay.requests:
+        ends = earlier.lengths.prompt.value or 0
+        usual |= {ends - 4, ends - 4 - ubatch}
+    for _, _, place in request.dropped:
+        if place not in usual and 0 < place < whole:
             text, offset = place_of(prompt, place)
             replay.found.marks.setdefault(text, set()).add(offset)
 
