@@ -349,7 +349,13 @@ LIVES: dict[str, str] = json.loads(gzip.decompress((DATA / "lives.json.gz").read
 """Logs of real servers, without the lines that say nothing of caches."""
 
 
-@pytest.mark.parametrize("name", LIVES)
+SLOW = ("checkpoints that are dropped unasked", "a ubatch that no line names")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name in SLOW)) for name in LIVES],
+)
 def test_a_log_is_reproduced_without_a_word_of_its_user(name: str) -> None:
     read = read_files([(name, BytesIO(LIVES[name].encode()))])
     replays = replays_of(read, UserSettings())
