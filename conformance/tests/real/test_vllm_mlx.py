@@ -176,20 +176,20 @@ def test_limits_of_requests_with_images_are_named(capsys: Capture) -> None:
 
 @pytest.mark.wheel
 @pytest.mark.parametrize(
-    ("wheel", "method", "wrong"),
+    ("wheel", "method", "wrong", "each"),
     [
-        (VLLM_MLX, "prepare", lambda _self, prompt, images: (prompt, images)),
-        pytest.param(VLLM_MLX, "keeps_logits", lambda *_: False, marks=pytest.mark.nightly),
-        pytest.param(VLLM_MLX, "evict_prefixes", lambda *_: None, marks=pytest.mark.nightly),
-        pytest.param(BEFORE, "_covered", MemoryPromptCache._covered, marks=pytest.mark.nightly),
+        (VLLM_MLX, "prepare", lambda _self, prompt, images: (prompt, images), 2),
+        pytest.param(VLLM_MLX, "keeps_logits", lambda *_: False, 12, marks=pytest.mark.nightly),
+        pytest.param(VLLM_MLX, "evict_prefixes", lambda *_: None, 12, marks=pytest.mark.nightly),
+        pytest.param(BEFORE, "_covered", MemoryPromptCache._covered, 12, marks=pytest.mark.nightly),
     ],
 )
 def test_a_wrong_rule_for_images_is_found(
-    wheel: str, method: str, wrong: Callable[..., object], monkeypatch: Patch
+    wheel: str, method: str, wrong: Callable[..., object], each: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(MllmPromptCache, method, wrong)
 
-    assert compared_images(wheel, each=2).difference is not None
+    assert compared_images(wheel, each=each).difference is not None
 
 
 ON_A_SCHEDULER: Final = [
