@@ -71,7 +71,7 @@ def test_a_port_that_is_taken_is_not_taken_for_the_server() -> None:
     ("bug", "status"), [("", 0), pytest.param(" bug", 1, marks=pytest.mark.nightly)]
 )
 def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: Path) -> None:
-    words = ("--start", SERVER + bug, "--requests", "900", "--longest", "60", "--minutes", "1")
+    words = ("--start", SERVER + bug, "--requests", "400", "--longest", "60", "--minutes", "1")
     done = program(*words, "--emit", str(tmp_path), "--format", "json")
     found = json.loads(done.stdout)
     assert (status, status == 0) == (done.returncode, found["right"])
