@@ -336,7 +336,7 @@ def test_a_story_counts_what_stands_after_a_gap() -> None:
         Step(name="r1", prompt=(265,), suffix=(420, 434, 405), reply=(271,)),
     )
     profile = Profile.parse("llama.cpp@b11549")
-    found = search(profile, "hybrid", examples=200).counterexample
+    found = search(profile, "hybrid", first=170, examples=50).counterexample
 
     assert found is not None
     told = story(replace(found, scenario=replace(found.scenario, step=steps)), profile)
