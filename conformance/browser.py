@@ -87,14 +87,14 @@ def _(tab: Any) -> None:
         "Here 0 > 0 is false, so it survived.",
     ):
         holds(words.lower() in verdict.lower(), f"the verdict lacks {words!r}: {verdict}")
-    holds("of 40 reused" not in verdict, "the card of the wrong answer holds another's number")
-    holds("b11549+erase-equal: answer same" in text(tab, ".better"), text(tab, ".better"))
+    holds("of 40 cached" not in verdict, "the card of the wrong answer holds another's number")
+    holds("b11549+erase-equal: answer matches" in text(tab, ".better"), text(tab, ".better"))
 
 
 @check("a consumed entry is told with the step that took it, and the patch that keeps it", CONSUMED)
 def _(tab: Any) -> None:
     verdict = text(tab, ".verdict")
-    holds("step C loaded the prompt-cache entry (200 tokens) for the 100" in verdict, verdict)
+    holds("C loaded the prompt-cache entry (200 tokens) for the 100" in verdict, verdict)
     holds("b9538+24143" in text(tab, ".but"), text(tab, ".but"))
     holds("it leaves the prompt cache" in text(tab, "#cache-0"), text(tab, "#cache-0"))
     holds("it stays in the prompt cache" in text(tab, "#cache-1"), text(tab, "#cache-1"))
@@ -105,7 +105,7 @@ def _(tab: Any) -> None:
     holds("checkpoint restored" in text(tab, "#now"), text(tab, "#now"))
     memory = text(tab, "#memory-0")
     holds("has processed 1 token" in memory, memory)
-    holds("token 402 of step A, hello at position 0" in memory, memory)
+    holds("token 402 of request A, hello at position 0" in memory, memory)
     tab.keyboard.press("ArrowLeft")
     holds("has processed 43 tokens" in text(tab, "#memory-0"), text(tab, "#memory-0"))
 
@@ -161,10 +161,11 @@ def _(tab: Any) -> None:
 def _(tab: Any) -> None:
     equal(2, tab.locator(".pane").count())
     tab.keyboard.press("End")
-    holds("token 402 of step A" in text(tab, "#memory-0"), text(tab, "#memory-0"))
-    holds("402 of step A" not in text(tab, "#memory-1"), text(tab, "#memory-1"))
+    holds("token 402 of request A" in text(tab, "#memory-0"), text(tab, "#memory-0"))
+    holds("402 of request A" not in text(tab, "#memory-1"), text(tab, "#memory-1"))
     equal(
-        "Bit for bit the cold logits. Both say token 309.", text(tab, "#logits-1 .logits > p + p")
+        "Bit for bit the uncached logits. Both say token 309.",
+        text(tab, "#logits-1 .logits > p + p"),
     )
 
 
@@ -187,7 +188,9 @@ def _(tab: Any) -> None:
     boxes.nth(25).hover()
     equal("token 277 · position 25 · prefilled c", text(tab, "#tip"))
     boxes.nth(0).hover()
-    holds("the recurrent state holds token 402, from step A, hello" in text(tab, "#tip"), "no tip")
+    holds(
+        "the recurrent state holds token 402, from request A, hello" in text(tab, "#tip"), "no tip"
+    )
 
 
 @check("a click on an outcome, an event or a mark on the line goes there", THREE)

@@ -266,7 +266,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The run in a notebook. `cachesim.report` draws it, and is imported only for that."""
-        drawn: str = import_module("cachesim.report.html").fragment(self)
+        drawn: str = import_module("cachesim.report.html").show(self)._repr_html_()
         return drawn
 
     def to_json(self, *, detail: bool = True) -> dict[str, Any]:

@@ -57,8 +57,7 @@ WIDEST: Final = 48
 def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
     """An entry of "runs": its verdict, a row per request, and the facts of relevant ones.
 
-    A run with `detail` begins with its picture. The verdict is of all requests; only the first
-    `steps` of them are shown.
+    The verdict is of all requests; only the first `steps` of them are shown.
     """
     name, profile = escape(run.scenario), escape(run.profile)
     shown = run.steps[:steps]
@@ -69,11 +68,9 @@ def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
     tone = worst_answer(run.steps) or ""
     if tone == "same" and any(step.reuse == "lost" for step in run.steps):
         tone = "lost"
-    drawn = "" if run.detail is None or steps is not None else standalone(decisive(pictured(run)))
     return (
         f'{FRAGMENT_STYLE if styled else ""}<section class="cachesim {escape(tone)}">'
         f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run.steps))}</p>'
-        f"{drawn}"
         '<table><thead><tr><th>request</th><th class="n">prompt</th><th class="n">cached</th>'
         '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
         f"<tbody>{rows}</tbody></table><p>{SIGNS_TEXT}</p>{parts}</section>"
@@ -466,7 +463,8 @@ class Shown:
         return f"<{'; '.join(lines)}>"
 
     def _repr_html_(self) -> str:
-        return "".join(fragment(run) for run in self.runs)
+        pictures = (standalone(decisive(pictured(run))) for run in self.runs if run.detail)
+        return "".join([*pictures, *map(fragment, self.runs)])
 
     def page(self) -> str:
         """The whole report as an HTML file; best with `detail=True`."""

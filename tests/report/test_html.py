@@ -329,7 +329,8 @@ def test_runs_show_themselves_in_notebooks_and_in_one_line(three: list[Run]) -> 
     one, many = cachesim.show(three[0]), cachesim.show(three)
 
     assert "<llama.cpp-three-requests on llama.cpp@b9538: cached 0 0 1, WRONG>" == repr(one)
-    assert 3 == many._repr_html_().count("<section")
+    assert 3 == many._repr_html_().count("<section") == many._repr_html_().count('class="cs-pic"')
+    assert one._repr_html_() == three[0]._repr_html_()
     assert "<script" not in many._repr_html_()
     assert one.page().startswith("<!doctype html>")
 

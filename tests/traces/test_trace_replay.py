@@ -188,7 +188,9 @@ def test_a_wrong_answer_is_told_and_ends_with_status_1(capsys: Capture) -> None:
     assert 1 == main(["compare", "made:60:4", "-p", "mlx-lm@0.32.2+1186", "--verify", "2"])
     told = " ".join(capsys.readouterr().out.split())
     assert "2 of 27 requests that reused something were computed with and without" in told
-    assert "request 1, 16 of 42 tokens reused: the logits of its reply differ from a cold" in told
+    assert (
+        "request 1, 16 of 42 tokens reused: the logits of its reply differ from an uncached" in told
+    )
 
 
 def test_right_answers_end_with_status_0_and_are_in_the_json(capsys: Capture) -> None:

@@ -105,7 +105,7 @@ const PANELS = [
   ["memory", "Slots and memory", memoryView, null],
   ["cache", "Prompt cache", promptCacheView, null],
   ["events", "Events", eventsView, null],
-  ["logits", "Cached and cold logits", logitsView, (view) => `${view.stepIndex}`],
+  ["logits", "Cached and uncached logits", logitsView, (view) => `${view.stepIndex}`],
 ];
 
 function paneOf(run, side) {

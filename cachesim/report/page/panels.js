@@ -168,7 +168,7 @@ function replyView(step) {
   );
 }
 
-/** Cached and cold logits of one generated token, side by side with their difference. */
+/** Cached and uncached logits of one generated token, side by side with their difference. */
 function logitsView({ step }) {
   const rows = step.detail ? step.detail.logits : [];
   if (!rows.length) return [quietLine(step.answer === null ? "Not compared." : "Nothing was generated.")];
@@ -185,7 +185,7 @@ function logitsView({ step }) {
       ),
       h("p", {}, row.difference > 0
         ? [h("b", {}, `Off by ${number(row.difference)}. `), row.cached === row.cold ? `Both say token ${row.cold}.` : `The server says ${row.cached}, an uncached run ${row.cold}.`]
-        : [h("b", {}, "Bit for bit the cold logits. "), `Both say token ${row.cold}.`]),
+        : [h("b", {}, "Bit for bit the uncached logits. "), `Both say token ${row.cold}.`]),
       row.top.length > 0 && logitTable(row),
     );
   };
@@ -201,10 +201,10 @@ function logitTable(row) {
   return h(
     "table",
     { class: "logit-table" },
-    h("thead", {}, h("tr", {}, ["token", "cached", "cold", "difference"].map((word, i) => h("th", { scope: "col", class: i ? "n" : "" }, word)))),
+    h("thead", {}, h("tr", {}, ["token", "cached", "uncached", "difference"].map((word, i) => h("th", { scope: "col", class: i ? "n" : "" }, word)))),
     h("tbody", {}, row.top.map((each) => {
       const off = each.cached - each.cold;
-      const crowns = [each.token === row.cached ? "server" : "", each.token === row.cold ? "cold" : ""].filter(Boolean).join(", ");
+      const crowns = [each.token === row.cached ? "server" : "", each.token === row.cold ? "uncached" : ""].filter(Boolean).join(", ");
       return h("tr", {}, h("th", { scope: "row" }, String(each.token), crowns && h("span", { class: "quiet" }, ` ← ${crowns}`)), bar(each.cached, "cached"), bar(each.cold, "cold"), h("td", { class: "n" }, off === 0 ? "0" : `${off > 0 ? "+" : "−"}${Math.abs(off).toFixed(3)}`));
     })),
   );

@@ -62,7 +62,7 @@ function sourceView(name, detail) {
     h("h3", {}, "Run it again"),
     h("pre", { tabindex: "0" }, `cachesim run ${name}`),
     detail.toml && h("details", {}, h("summary", {}, "The scenario"), h("pre", { tabindex: "0" }, detail.toml)),
-    h("p", { class: "quiet" }, "Every reply was compared with a cold recompute of the same tokens, bit for bit. This page is one file and loads nothing."),
+    h("p", { class: "quiet" }, "Every reply was compared with an uncached run of the same tokens, bit for bit. This page is one file and loads nothing."),
   );
 }
 
