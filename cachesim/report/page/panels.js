@@ -201,10 +201,10 @@ function logitTable(row) {
   return h(
     "table",
     { class: "logit-table" },
-    h("thead", {}, h("tr", {}, ["token", "cached", "uncached", "difference"].map((word, i) => h("th", { scope: "col", class: i ? "n" : "" }, word)))),
+    h("thead", {}, h("tr", {}, ["token", "cached", "uncached", "off"].map((word, i) => h("th", { scope: "col", class: i ? "n" : "" }, word)))),
     h("tbody", {}, row.top.map((each) => {
       const off = each.cached - each.cold;
-      const crowns = [each.token === row.cached ? "server" : "", each.token === row.cold ? "uncached" : ""].filter(Boolean).join(", ");
+      const crowns = [each.token === row.cached ? "server" : "", each.token === row.cold ? "right" : ""].filter(Boolean).join(", ");
       return h("tr", {}, h("th", { scope: "row" }, String(each.token), crowns && h("span", { class: "quiet" }, ` ← ${crowns}`)), bar(each.cached, "cached"), bar(each.cold, "cold"), h("td", { class: "n" }, off === 0 ? "0" : `${off > 0 ? "+" : "−"}${Math.abs(off).toFixed(3)}`));
     })),
   );
