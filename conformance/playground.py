@@ -114,7 +114,7 @@ def recalled(tab: Any) -> None:
     wait(tab)
     wait(tab, "!window.playground.kept()")
     say("the first run is shown, and replaced by the browser's own")
-    holds("The reply is 7413, which only request a-asks" in text(tab, "#verdict"), "no leak")
+    holds("only a-asks contained 7413" in text(tab, "#verdict"), "no leak")
     holds("7413" in tab.locator("#story").text_content(), "no words in the picture")
     words = tab.get_by_label("words of code-a", exact=True)
     words.fill("7460 . code")

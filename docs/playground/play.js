@@ -239,13 +239,10 @@ async function run() {
 
 const TONE = { wrong: "wrong", right: "right" };
 const SIGN = { wrong: "✗", right: "✓", lost: "–", "by-design": "≈" };
+const ANSWERS = { same: "matches", diverged: "WRONG", "by-design": "by design" };
 const NOUN = { wrong: "wrong", right: "right", lost: "reuse lost", "by-design": "differs by design" };
 
-/** A sentence of the run, where the form has a request for a step. */
-const inForm = (sentence, names) => names.reduce((text, name) => text.replaceAll(`Step ${name}`, `Request ${name}`).replaceAll(`step ${name}`, `request ${name}`), sentence);
-
 function told(result, moments) {
-  const words = (sentence) => (form.toml === null ? inForm(sentence, result.steps.map((each) => each.name)) : sentence);
   const here = byId("which").value;
   const chosen = last && last.steps.length === result.steps.length && here !== "" ? Number(here) : result.worst;
   last = result;
@@ -253,15 +250,15 @@ function told(result, moments) {
   byId("kept").hidden = true;
   byId("log").hidden = true;
   for (const id of ["share", "take", "json"]) byId(id).disabled = false;
-  verdict(`${SIGN[result.fate] || "!"} ${words(result.verdict)}`, TONE[result.fate] || "lost");
-  byId("cause").textContent = words(result.cause);
+  verdict(`${SIGN[result.fate] || "!"} ${result.verdict}`, TONE[result.fate] || "lost");
+  byId("cause").textContent = result.cause;
   const all = h("button", { type: "button", onclick: () => byId("story").replaceChildren(drawing(result.whole)) }, "Show all rows of memory");
   byId("story").replaceChildren(drawing(result.story), ...(result.whole ? [all] : []));
   byId("steps-out").replaceChildren(h("h2", {}, "Request by request"), ...result.steps.map((step) =>
     h("details", { open: step.fate === result.fate && step.fate !== "right" },
-      h("summary", {}, `${step.name}: ${step.prompt ?? "-"} tokens, ${step.error || `${step.cached} cached`}${step.answer ? `, answer ${step.answer === "same" ? "right" : step.answer}` : ""}${step.lost ? `, ${step.lost} lost` : ""}`),
-      h("dl", {}, step.facts.map(([word, sentence]) => [h("dt", {}, word), h("dd", {}, words(sentence))])),
-      step.chain.length > 0 && h("ol", {}, step.chain.map(([word, name, sentence]) => h("li", {}, h("b", {}, word), ` request ${name}: ${words(sentence)}`))))));
+      h("summary", {}, `${step.name}: ${step.prompt ?? "-"} tokens, ${step.error || `${step.cached} cached`}${step.answer ? `, answer ${ANSWERS[step.answer] || step.answer}` : ""}${step.lost ? `, ${step.lost} lost` : ""}`),
+      h("dl", {}, step.facts.map(([word, sentence]) => [h("dt", {}, word), h("dd", {}, sentence)])),
+      step.chain.length > 0 && h("ol", {}, step.chain.map(([word, name, sentence]) => h("li", {}, h("b", {}, word), ` request ${name}: ${sentence}`))))));
   return player.load === moments ? null : (player.load = moments, player.begin(result.steps.map((each) => each.name), chosen));
 }
 
