@@ -37,9 +37,6 @@ from cachesim.report.why import request as request_text
 from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.shipped import STDIN, shipped_files
-from cachesim.traces.audit import Audit, is_events
-from cachesim.traces.reading import line_of, lines_of
-from cachesim.traces.replay import limits_of
 from cachesim.typed import check_whole
 from cachesim.why.advise import tuning
 from cachesim.why.advise.what_if import add_other_settings, swept
@@ -55,7 +52,6 @@ from cachesim.why.explain.whole import (
     replays_of,
 )
 from cachesim.why.explain.whole import why as why_of
-from cachesim.why.extract import worst_of_recording, worst_scenario
 from cachesim.why.infer.model_memory import memory_of
 from cachesim.why.infer.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.why.read.dump import Recorded, is_dump
@@ -107,6 +103,8 @@ class _Names:
 
     def line(self, life: int, time: float, prompt: Rope, reply: Rope) -> str:
         """The line of a request."""
+        from cachesim.traces.reading import line_of
+
         return line_of(time, list(self._runs(life, prompt)), list(self._runs(life, reply)))
 
     def _runs(self, life: int, rope: Rope) -> Iterator[Run]:
@@ -192,7 +190,7 @@ def why_command(
         others |= {"--report": report, "--format json": format == "json"}
         refuse_beside("--follow", others)
         return _follow_command(files, wanted)
-    if len(files) == 1 and is_events(Path(files[0])):
+    if len(files) == 1 and _are_events(Path(files[0])):
         return _audit(Path(files[0]), format=format, page=page)
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
@@ -201,6 +199,8 @@ def why_command(
             asked = what_if or (() if tune is None else None)
             dump = report_of_dump(requests, source=source, about=wanted, what_if=asked)
             if smallest is not None:
+                from cachesim.why.extract import worst_of_recording
+
                 write(smallest, to_toml(worst_of_recording(requests, wanted)))
             if requested is not None:
                 write(requested, trace_of_dump(requests, wanted))
@@ -213,6 +213,8 @@ def why_command(
         shown = partial(announced, found)
         add_other_settings(found, replays, what_if or (), on_all_cores, shown)
     if smallest is not None:
+        from cachesim.why.extract import worst_scenario
+
         write(smallest, to_toml(worst_scenario(replays)))
     if requested is not None:
         write(requested, trace_of_log(replays))
@@ -236,8 +238,22 @@ def _print(
     return AS_EXPECTED
 
 
+def _are_events(path: Path) -> bool:
+    """True for a file of KV events. A log begins with a word: `why` loads no traces for it."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(1).isalnum():
+                return False
+    from cachesim.traces.audit import is_events
+
+    return is_events(path)
+
+
 def _audit(path: Path, *, format: str, page: Output | None) -> int:
     """Print whether a stream of KV events is consistent; 1 if it is not."""
+    from cachesim.traces.audit import Audit
+    from cachesim.traces.reading import lines_of
+
     audit = Audit.of(lines_of(path, str(path)))
     parts = [Text(sentence) for sentence in audit.sentences()]
     write_page(page, "cachesim why", parts)
@@ -346,6 +362,8 @@ def tune_command(
     page: Output | None,
 ) -> int:
     """Replay requests with other settings, and recommend those that process the fewest tokens."""
+    from cachesim.traces.replay import limits_of
+
     tuned = _tuned_of(files, wanted, sizes)
     run = tuned.runs[0]
     limits = limits_of(f"{run.subject.engine}@{run.subject.release}", wanted.options)

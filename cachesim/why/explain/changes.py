@@ -9,8 +9,9 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 AROUND: Final = 24
 """Characters of a changed word that are shown, and of the text around it that are searched."""
@@ -18,25 +19,58 @@ AROUND: Final = 24
 FAR: Final = 10_000
 """Distance from which two plain numbers are no counter."""
 
-LABELS: Final[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("labels.toml").read_text("utf-8")
-)
-
 
 def _names(text: str) -> set[str]:
     """Names with their abbreviations: `november`, `nov`, `nove`."""
     return {name[:length] for name in text.split() for length in (3, 4, len(name))}
 
 
-MONTHS: Final = _names(LABELS["months"])
-DATE_WORDS: Final = _names(LABELS["days"]) | MONTHS | set(LABELS["parts"].split())
-SHORT_DAYS: Final = {name[:2] for name in LABELS["days"].split()}
-"""`Mo`, `Di`: the first of the two letters is a capital one."""
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What a text is about, by its label or by the words of its sentence."""
 
-CLOCK: Final = re.compile(
-    "|".join(LABELS["clocks"]).replace("MONTH", "|".join(sorted(MONTHS, key=len, reverse=True))),
-    re.IGNORECASE,
-)
+    kind: str
+    line: re.Pattern[str]
+    label: re.Pattern[str]
+    prose: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The words and patterns of `labels.toml`."""
+
+    date_words: frozenset[str]
+    short_days: frozenset[str]  # `Mo`, `Di`: the first of the two letters is a capital one
+    clock: re.Pattern[str]
+    model: re.Pattern[str]
+    topics: tuple[Topic, ...]
+
+
+@cache
+def labels() -> Labels:
+    """The labels, read where a prompt is first compared: a log has no texts, and needs none."""
+    told = tomllib.loads(Path(__file__).with_name("labels.toml").read_text("utf-8"))
+    months = _names(told["months"])
+    month = "|".join(sorted(months, key=len, reverse=True))
+
+    def pattern(parts: Sequence[str]) -> re.Pattern[str]:
+        return re.compile("|".join(parts).replace("MONTH", month), re.IGNORECASE)
+
+    return Labels(
+        date_words=frozenset(_names(told["days"]) | months | set(told["parts"].split())),
+        short_days=frozenset(name[:2] for name in told["days"].split()),
+        clock=pattern(told["clocks"]),
+        model=pattern(told["models"]),
+        topics=tuple(
+            Topic(
+                topic["kind"],
+                *(pattern(topic.get(key, ["(?!)"])) for key in ("line", "label", "prose")),
+            )
+            for topic in told["topics"]
+        ),
+    )
+
+
 NEAR: Final = 12
 """Characters beside a clock within which a number is part of it: `22 November 2026`."""
 
@@ -53,27 +87,6 @@ NUMBER: Final = re.compile(r"(?<![\w.,])(?<!\w-)(\d[\d.,]*)(%|[^\W\d_]{0,3}(?![\
 VERSION: Final = re.compile(r"(?<![\w.])v?\d+(?:\.\d+){2,3}(?:[-.+]\w+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """What a text is about, by its label or by the words of its sentence."""
-
-    kind: str
-    line: re.Pattern[str]
-    label: re.Pattern[str]
-    prose: re.Pattern[str]
-
-
-TOPICS: Final = tuple(
-    Topic(
-        topic["kind"],
-        *(
-            re.compile("|".join(topic.get(key, ["(?!)"])), re.IGNORECASE)
-            for key in ("line", "label", "prose")
-        ),
-    )
-    for topic in LABELS["topics"]
-)
-MODEL: Final = re.compile("|".join(LABELS["models"]), re.IGNORECASE)
 KEPT: Final = frozenset(
     (
         *("clock", "git-status", "editor-state", "file-list", "working-directory"),
@@ -166,7 +179,7 @@ def named(then: str, now: str, at: int, *, is_clients: bool) -> str:
         return "clock"
     if _is_in_code(now, at):
         return "file-contents"
-    if is_clients and all(MODEL.match(_piece(UNBROKEN, text, at)) for text in (then, now)):
+    if is_clients and all(labels().model.match(_piece(UNBROKEN, text, at)) for text in (then, now)):
         return "model-name"
     topic = _topic(then, now, at) if is_clients else ""
     if topic not in KEPT and _is_count(_number(then, at), _number(now, at)):
@@ -190,13 +203,15 @@ def named(then: str, now: str, at: int, *, is_clients: bool) -> str:
 def _is_clock(text: str, at: int, word: str) -> bool:
     """True inside a date or a time, or a number beside one."""
     near = NEAR if DIGIT.search(word) else 0
-    found = CLOCK.finditer(text, max(0, at - AROUND), at + 2 * AROUND)
+    found = labels().clock.finditer(text, max(0, at - AROUND), at + 2 * AROUND)
     return any(match.start() - near <= at <= match.end() + near for match in found)
 
 
 def _is_date_word(word: str) -> bool:
     bare = word.rstrip(STOPS)
-    return bare.lower() in DATE_WORDS or (bare.istitle() and bare.lower() in SHORT_DAYS)
+    return bare.lower() in labels().date_words or (
+        bare.istitle() and bare.lower() in labels().short_days
+    )
 
 
 def _at(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str] | None:
@@ -246,16 +261,18 @@ def _topic(then: str, now: str, at: int) -> str:
     begin = now.rfind("\n", 0, at) + 1
     lines = [text[begin : begin + 200].partition("\n")[0] for text in (now, then)]
     for line in lines:
-        if found := next((topic.kind for topic in TOPICS if topic.line.match(line)), ""):
+        if found := next((topic.kind for topic in labels().topics if topic.line.match(line)), ""):
             return found
-    labels = [label for label, end in map(_label, lines) if begin + end >= at]
+    told_by = [label for label, end in map(_label, lines) if begin + end >= at]
     sentence = SENTENCE.split(head)[-1]
-    labels += KEY.findall(sentence)[-1:]
-    if found := _first(labels):
+    told_by += KEY.findall(sentence)[-1:]
+    if found := _first(told_by):
         return found
     for text in (now, then):
         words = f"{sentence[-60:]}{text[at : at + AROUND]}".partition("\n")[0]
-        if found := next((topic.kind for topic in TOPICS if topic.prose.search(words)), ""):
+        if found := next(
+            (topic.kind for topic in labels().topics if topic.prose.search(words)), ""
+        ):
             return found
     if found := _first(_open_tags(head, now[at : at + ABOVE])):
         return found
@@ -317,7 +334,11 @@ def _first(labels: Iterator[str] | Sequence[str]) -> str:
 def _about(label: str) -> str:
     """The kind of a label."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[_:-]", " ", label).strip()
-    return next((topic.kind for topic in TOPICS if topic.label.search(plain)), "") if plain else ""
+    return (
+        next((topic.kind for topic in labels().topics if topic.label.search(plain)), "")
+        if plain
+        else ""
+    )
 
 
 def _open_tags(head: str, rest: str) -> Iterator[str]:
