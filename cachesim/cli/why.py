@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from cyclopts import Parameter
 from rich.console import RenderableType
@@ -38,8 +38,6 @@ from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.shipped import STDIN, shipped_files
 from cachesim.typed import check_whole
-from cachesim.why.advise import tuning
-from cachesim.why.advise.what_if import add_other_settings, swept
 from cachesim.why.explain.doctor import doctor_of_dump, doctor_of_log, doctor_of_nothing
 from cachesim.why.explain.live import Live, report_of_dump
 from cachesim.why.explain.report import worst as worst_of
@@ -52,12 +50,16 @@ from cachesim.why.explain.whole import (
     replays_of,
 )
 from cachesim.why.explain.whole import why as why_of
+from cachesim.why.extract import worst_of_recording, worst_scenario
 from cachesim.why.infer.model_memory import memory_of
 from cachesim.why.infer.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.why.read.dump import Recorded, is_dump
 from cachesim.why.rebuild.from_recording import request_of
 from cachesim.why.replay.other import workload_of
 from cachesim.why.replay.replayed import Replay
+
+if TYPE_CHECKING:
+    from cachesim.why.advise.tuning import Trial, TrialResult, Tuned
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:
@@ -199,8 +201,6 @@ def why_command(
             asked = what_if or (() if tune is None else None)
             dump = report_of_dump(requests, source=source, about=wanted, what_if=asked)
             if smallest is not None:
-                from cachesim.why.extract import worst_of_recording
-
                 write(smallest, to_toml(worst_of_recording(requests, wanted)))
             if requested is not None:
                 write(requested, trace_of_dump(requests, wanted))
@@ -211,10 +211,10 @@ def why_command(
     found = why_of(read, replays)
     if what_if or tune is None:
         shown = partial(announced, found)
+        from cachesim.why.advise.what_if import add_other_settings
+
         add_other_settings(found, replays, what_if or (), on_all_cores, shown)
     if smallest is not None:
-        from cachesim.why.extract import worst_scenario
-
         write(smallest, to_toml(worst_scenario(replays)))
     if requested is not None:
         write(requested, trace_of_log(replays))
@@ -363,6 +363,8 @@ def tune_command(
 ) -> int:
     """Replay requests with other settings, and recommend those that process the fewest tokens."""
     from cachesim.traces.replay import limits_of
+    from cachesim.why.advise import tuning
+    from cachesim.why.advise.what_if import swept
 
     tuned = _tuned_of(files, wanted, sizes)
     run = tuned.runs[0]
@@ -398,7 +400,9 @@ def _sizes_of(model: str | None, gguf: Path | None, wanted: UserSettings) -> Siz
     return None if gguf is None else sizes_of_gguf(gguf)[0]
 
 
-def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> tuning.Tuned:
+def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> "Tuned":
+    from cachesim.why.advise import tuning
+
     if len(files) == 1 and _is_scenario(files[0]):
         scenario = only_scenario(files[0], "tune")
         if wanted.model or wanted.window:
@@ -443,8 +447,10 @@ def announced(
     return on_other_servers(entries, servers)
 
 
-def on_all_cores(trials: Sequence[tuning.Trial]) -> list[tuning.TrialResult]:
+def on_all_cores(trials: Sequence["Trial"]) -> list["TrialResult"]:
     """Trials run by worker processes, with a progress line."""
+    from cachesim.why.advise import tuning
+
     with workers(len(trials)) as do:
         done = tracked(do(tuning.run_trial, trials), len(trials), "trying", "settings")
         return [each for each in done if each is not None]

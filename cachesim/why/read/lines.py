@@ -409,14 +409,14 @@ STYLES: Final[tuple[Style, ...]] = (
 """Newest first: a log with lines of two formats is of the newer."""
 
 BY_NAME: Final = {each.name: each for each in STYLES}
+WORDS: Final = [(words, style) for style in STYLES for words in style.words]
 
 
 def style_in(text: str) -> str | None:
     """The name of the style of a line's words."""
-    for style in STYLES:
-        for words in style.words:
-            if style.lacks not in text and all(word in text for word in words):
-                return style.name
+    for words, style in WORDS:
+        if words[0] in text and style.lacks not in text and all(word in text for word in words):
+            return style.name
     return None
 
 
