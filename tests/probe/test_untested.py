@@ -70,7 +70,7 @@ def test_no_comparable_answer_has_the_status_of_no_test(
 ) -> None:
     with fake("llama", LLAMA, fault=lambda *_: "deny") as server:
         assert UNTESTED == main(["probe", server.url])
-    assert "no answer could be compared with a cold one" in capsys.readouterr().err
+    assert "no answer could be compared with an uncached one" in capsys.readouterr().err
 
 
 def test_the_fixture_fails_if_nothing_was_tested(cachesim_probe: Callable[..., Result]) -> None:

@@ -114,10 +114,10 @@ def test_a_memory_of_lists_holds_all_laws() -> None:
 @pytest.mark.parametrize(
     ("make", "law"),
     [
-        (SharedCopy, "cold answers"),
+        (SharedCopy, "uncached answers"),
         (LiveSave, "save, load"),
         (HalfRefusal, "refusal is inert"),
-        (StaleState, "cold answers"),
+        (StaleState, "uncached answers"),
     ],
 )
 def test_one_mistake_breaks_one_law(make: Callable[[], Plain], law: str) -> None:
