@@ -74,3 +74,33 @@ def test_a_wrong_field_of_the_server_is_named_with_its_line(
     file.write_text("\n".join(map(json.dumps, (with_server(**server), GOOD))))
 
     assert f"{file}:1: {said}" in complaint(capsys, ["why", str(file)])
+
+
+def of_two_at_once(number: int, at: float, length: int, cached: int) -> dict[str, Any]:
+    """A request to a server of four slots, each with a context of 1,000 tokens or all with one."""
+    return {
+        "format": 1, "number": number, "path": "/completion", "status": 200, "seconds": 2.0,
+        "time": f"2026-11-29T23:15:{28 + at:09.6f}+00:00", "sampling": {"n_predict": 2},
+        "timings": {"prompt_n": length - cached, "predicted_n": 2, "cache_n": cached},
+        "server": {"slots": 4, "n_ctx": 1024, "model": "dense", "profile": "b11549"},
+        "tokens": {"runs": [[number % 2, 0, length]], "user_starts": []},
+        "segments": [{"part": "prompt", "role": "", "kind": "text", "characters": length,
+                      "hashes": [str(number % 2)]}],
+    }  # fmt: skip
+
+
+def test_four_slots_that_hold_more_than_one_context_do_not_share_it(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    lines = [
+        of_two_at_once(0, 0.0, 800, 0), of_two_at_once(1, 0.5, 700, 0),
+        of_two_at_once(2, 5.0, 900, 800), of_two_at_once(3, 5.5, 800, 700),
+    ]  # fmt: skip
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+
+    found = json.loads(output(capsys, ["why", str(file), "--format", "json", "--no-tune"]))
+    shared = ["--set", "kv_unified=true", "--set", "ctx_size=1024"]
+    told = json.loads(output(capsys, ["why", str(file), *shared, "--format", "json", "--no-tune"]))
+    assert found["agreement"]["agreeing"] == found["agreement"]["comparable"] == 4
+    assert told["agreement"]["agreeing"] < 4

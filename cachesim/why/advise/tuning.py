@@ -27,8 +27,6 @@ from cachesim.why.infer.sizes import ASSUMED, GIVEN, context_bytes, how_known
 from cachesim.why.read.dump import Recorded
 from cachesim.why.rebuild.from_recording import (
     Rerun,
-    known,
-    options_in,
     spec_for,
     started,
     wrong_answers,
@@ -224,7 +222,7 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
     prompts = [prompt for prompt in live.prompts if prompt.recorded.was_read and len(prompt.rope)]
     if not prompts or live.rerun is None:
         raise InputError("no request was answered: there is nothing to replay")
-    options = known(live.profile, options_in(requests[0])) | dict(user.options)
+    options = live.options
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
     if any(
         prompt.recorded.prompt_tokens is None and not prompt.recorded.runs for prompt in prompts

@@ -11,6 +11,7 @@ same.
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Final
 
 from cachesim.engines.causes import Loss
@@ -44,6 +45,7 @@ from cachesim.why.rebuild.from_recording import (
     options_in,
     others,
     profile_of,
+    split_of,
 )
 from cachesim.why.rebuild.from_recording import elsewhere as played_elsewhere
 from cachesim.why.rebuild.prompts import Prompt, Prompts
@@ -331,7 +333,6 @@ class Live:
         self._model_how = model_how
         self.profile: str | None = about.profile and full_name(about.profile)
         self.profile_how = "given" if about.profile else "unknown"
-        self.options: dict[str, Any] = {}  # of the server that is run
         self.reruns: list[Rerun] = []  # one for each kind of model that it may be
         self.prompts: list[Prompt] = []
         self.totals = Totals()
@@ -428,12 +429,21 @@ class Live:
         return max(self.reruns, key=lambda each: each.agreeing, default=None)
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Those of the server that is run."""
+        return dict(self.rerun.options) if self.rerun else {}
+
+    @property
     def model_how(self) -> str:
         """Source of the model's kind."""
         if self.about.model:
             return self._model_how
         best = self.rerun
-        first = best is None or all(best.agreeing == rerun.agreeing for rerun in self.reruns)
+        first = best is None or all(
+            best.agreeing == rerun.agreeing
+            for rerun in self.reruns
+            if rerun.options == best.options
+        )
         return "assumed" if first else "computed"
 
     def _open(self, request: Recorded) -> None:
@@ -454,17 +464,19 @@ class Live:
             named = Profile.parse(played.profile)
             family_of(named.engine).rules(named)  # raises where there is none
             self.profile, self.profile_how = played.profile, played.how
-        self.options = known(self.profile, options_in(request)) | dict(self.about.options)
+        options = known(self.profile, options_in(request))
+        split = {} if self.about.options else split_of(request, options)
         guess = kind_of(str(request.server.get("model") or request.model).rsplit("/", 1)[-1])
         kinds = dict.fromkeys((guess or KINDS[0], *KINDS))
-        for kind in [self.about.model] if self.about.model else kinds:
+        every = [options | dict(self.about.options), *([split] if split else ())]
+        for values, kind in product(every, [self.about.model] if self.about.model else kinds):
             try:
-                server = opened(self.profile, kind, self.about.window, self.options)
+                server = opened(self.profile, kind, self.about.window, values)
             except InputError:
                 if self.about.model or not self.reruns:
                     raise
                 continue  # this engine has no such models
-            self.reruns.append(Rerun(kind, server))
+            self.reruns.append(Rerun(kind, server, values))
 
 
 FEW: Final = 2_000
@@ -544,6 +556,7 @@ def elsewhere(live: Live, requested: Sequence[str]) -> Iterator[dict[str, Any]]:
     if live.rerun is None or live.profile is None:
         return
     recorded = {} if not live.prompts else options_in(live.prompts[0].recorded)
+    recorded |= {name: live.options[name] for name in recorded.keys() & live.options.keys()}
     if "max_model_len" in recorded:  # vLLM's pool has to hold a request of this length
         longest = max(len(prompt.rope) + len(prompt.reply) for prompt in live.prompts)
         recorded["max_model_len"] = min(recorded["max_model_len"], longest + 1)

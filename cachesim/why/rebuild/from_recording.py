@@ -144,6 +144,19 @@ def options_in(request: Recorded) -> dict[str, Any]:
     return options | given
 
 
+def split_of(request: Recorded, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with a context for each slot, where nothing but four slots says that they share one.
+
+    llama-server's `/slots` and `/props` have the context of a slot, and it is the same for both.
+    """
+    told = mapping(request.server.get("options")).keys()
+    if not options.get("kv_unified") or told & {"parallel", "kv_unified"}:
+        return {}
+    size = options.get("ctx_size")
+    parts = {} if size is None else {"ctx_size": size * options["parallel"]}
+    return {**options, "kv_unified": False, **parts}
+
+
 UNASKED: Final = 4
 """Slots that llama-server opens where no flag says how many; they share its context."""
 
@@ -303,6 +316,7 @@ class Rerun:
 
     model: str
     server: Server
+    options: Mapping[str, Any] = field(default_factory=dict)
     played: dict[int, Replayed] = field(default_factory=dict)
     problem: str = ""
     agreeing: int = 0
