@@ -25,7 +25,7 @@ def logs() -> list[bytes]:
     for path in sorted(DATA.glob("*.gz")):
         texts += [
             server["log"].encode()
-            for server in json.loads(gzip.decompress(path.read_bytes()))["servers"]
+            for server in json.loads(gzip.decompress(path.read_bytes())).get("servers", ())
         ]
     return texts
 
