@@ -1,66 +1,67 @@
 """`cachesim check`: random workloads searched for wrong answers, or two profiles compared."""
 
 import json
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, options
+from cachesim.cli.findings import (
+    NOTHING_RUN,
+    print_comparison,
+    print_parts,
+    print_search,
+    print_survey,
+)
 from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
 from cachesim.cli.like import OWN_LAYERS, nearest_preset, scenarios_like
 from cachesim.cli.outputs import page_at, progress, write_page
+from cachesim.cli.plan import (
+    WORDS,
+    Plan,
+    check_folder,
+    check_minutes,
+    refuse_no_profile,
+    refuse_patches,
+)
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.files import Output, free_name
-from cachesim.model.arithmetic import ArithmeticName
+from cachesim.files import Output
 from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
-from cachesim.play.findings import EXERCISED, play
-from cachesim.prove.command import proof_command
 from cachesim.prove.hunt.loop import Findings, ProvenFinding
 from cachesim.prove.hunt.loop import hunt as hunt_by
-from cachesim.prove.hunt.proof import ProofResult, proof_of, prover_of
+from cachesim.prove.hunt.proof import proof_of, prover_of
 from cachesim.prove.hunt.report import write
 from cachesim.prove.playing import comparing
-from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading
-from cachesim.scenario.files import to_toml
-from cachesim.scenario.format import Kind, Scenario
-from cachesim.scenario.labels import label_of_release, rules_of
-from cachesim.testing.facts import with_texts
-from cachesim.testing.scope import WholeScope, described
+from cachesim.scenario.format import Kind
 from cachesim.testing.search import (
     Comparison,
-    Counterexample,
     Report,
     compare,
     search,
 )
-from cachesim.testing.story import story
 from cachesim.testing.survey import (
     CHUNK,
-    Cause,
     Find,
-    Survey,
     made_small,
     search_by,
     survey,
     survey_by,
 )
 from cachesim.testing.workloads import Shape, try_flags
-from cachesim.typed import Json, check_whole
+from cachesim.typed import Json
 
 
 class Budget:
@@ -107,11 +108,6 @@ Sent: TypeAlias = Report | Comparison | Findings
 """Results with counts of workloads and of requests."""
 
 
-WORDS: Final = ("reuse", *EXERCISED, "refusal")
-"""Values of `--require`."""
-
-MOST_MINUTES: Final = 7 * 24 * 60
-
 EXAMPLES: Final = 200
 """Number of workloads where neither a number nor a time is given."""
 
@@ -119,303 +115,6 @@ LEAKED_EXAMPLES: Final = 1000
 """Workloads of `--find leak`: most wrong answers of a drawn workload are no leak."""
 
 WITHOUT_END: Final = 10**9
-
-NOTHING_RUN: Final = "the time was over before a workload ended, so nothing was checked"
-"""Printed instead of a result; the exit status is that of a failed check."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Plan of a search: profiles, workloads, limits."""
-
-    profiles: tuple[Profile, ...]
-    against: Profile | None
-    model: str
-    examples: int
-    minutes: float | None
-    seed: int
-    arithmetic: ArithmeticName
-    shape: Shape
-    jobs: int
-    emit: Path | None
-    export: Path | None
-    require: frozenset[str]
-    find: Find = "wrong"
-    everything: bool = False  # continue past the first finding
-    dask: str | None = None  # whose workers search: an address, or a number of own ones
-    printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
-    scope: int | None = None  # requests of a small scope that is run whole
-    told: list[dict[str, Json]] | None = None  # in place of text
-    prove: bool = False  # run each cause on the real engine
-
-    def __post_init__(self) -> None:
-        _refuse_no_profile(self.profiles)
-        if self.model not in ALL_PRESETS:
-            msg = f"there is no preset {self.model!r}; there are {', '.join(ALL_PRESETS)}"
-            raise InputError(msg)
-        for unknown in sorted(self.require - set(WORDS)):
-            raise InputError(f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}")
-        if self.against is not None:
-            options.refuse_beside("--against", {"--require": self.require, "--emit": self.emit})
-        check_minutes(self.minutes)
-        processes_wanted(self.jobs)
-        if self.emit is not None:
-            check_folder(self.emit, "--emit")
-        if self.export is not None:
-            check_folder(self.export, "--export")
-        check_whole("--examples", self.examples, 1)
-        if self.against is not None and self.dask is not None:
-            msg = "--dask is for a search; --against compares on this machine: give one of them"
-            raise InputError(msg)
-        if self.against is not None and self.told is not None:
-            raise InputError("--format json is for a search; leave it out beside --against")
-        if self.against is not None and self.goes_on:
-            msg = "--against compares two profiles; --all and --find search one: give one of them"
-            raise InputError(msg)
-        for profile in self.profiles:
-            if self.against is not None and self.against.engine != profile.engine:
-                raise InputError(
-                    f"{self.against} is another engine than {profile}: its flags and requests are"
-                    " others; --against takes a profile of the same one, `cachesim compare` any"
-                )
-        if self.prove:
-            options.refuse_beside("--prove", {"--find": self.find != "wrong"})
-        for profile in self.profiles if self.prove else ():
-            _refuse_patches(profile)
-        for profile in (*self.profiles, *((self.against,) if self.against else ())):
-            try_flags(profile, self.model, self.shape.fixed)
-
-    @property
-    def goes_on(self) -> bool:
-        """True if the search continues after findings, grouped by cause."""
-        return self.everything or self.find == "lost" or self.prove
-
-    def scope_of(self, profile: Profile) -> WholeScope | None:
-        """The small scope to be run whole, if asked for."""
-        if self.scope is None:
-            return None
-        return WholeScope(
-            profile=profile, model=self.model, requests=self.scope, fixed=self.shape.fixed
-        )
-
-    @property
-    def called(self) -> str:
-        """Name of the model in a report."""
-        around = self.shape.around
-        return OWN_LAYERS if around and around[0].model.preset is None else self.model
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """Arguments of a search and a comparison."""
-        return {
-            "examples": self.examples,
-            "seed": self.seed,
-            "arithmetic": self.arithmetic,
-            "shape": self.shape,
-        }
-
-
-def check_folder(emit: Path, option: str) -> None:
-    """Refuse a folder without write permission, before the search starts."""
-    try:
-        emit.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=emit):
-            pass
-    except OSError as error:
-        msg = f"{option} {emit}: cannot be written to: {error.strerror or error}"
-        raise InputError(msg) from None
-
-
-def print_search(report: Report, plan: Plan, scope: WholeScope | None = None) -> int:
-    """Print exercised features and findings; return the exit status."""
-    lines = _played(report, scope)
-    found = []
-    if report.counterexample is not None:
-        shown = report.counterexample
-        lines += story(shown, report.profile)
-        lines += _evidence(report.profile)
-        lines += _emitted(shown, report.profile, plan.emit)
-        lines += _exported(shown, report.profile, plan.export)
-        found.append(_told(shown, report.profile))
-    elif scope is None and report.workloads:
-        lines.append("  nothing wrong was found")
-    return _print_report(lines, report, plan, scope, found)
-
-
-def print_survey(
-    found: Survey,
-    smallest: Mapping[Cause, Counterexample],
-    plan: Plan,
-    scope: WholeScope | None,
-    proofs: Mapping[Cause, ProofResult],
-) -> int:
-    """Print each cause with its count, its smallest workload, and the real engine's answer."""
-    report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")
-    lines = _played(report, scope)
-    causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
-    if report.workloads:
-        lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
-    told = []
-    for number, (cause, shown) in enumerate(smallest.items(), 1):
-        count = found.counts[cause]
-        often = f"{count} workloads" if count != 1 else "one workload"
-        lines.append(f"  {number}. {cause} ({often})")
-        scenario = shown.scenario
-        one = replace(shown, scenario=replace(scenario, name=f"{scenario.name}-{number}"))
-        lines += [f"  {line}" for line in story(one, report.profile)]
-        data = _told(one, report.profile) | {"cause": str(cause), "workloads": count}
-        if (proof := proofs.get(cause)) is not None:
-            where = prover_of(report.profile, ()).where
-            lines += [f"    on {where}: {proof.seen}", f"    evidence: {proof.evidence}"]
-            data |= {"evidence": proof.evidence, "proof": proof.seen}
-        elif plan.find != "lost":
-            lines += [f"  {line}" for line in _evidence(report.profile)]
-        lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
-        lines += [f"  {line}" for line in _exported(one, report.profile, plan.export)]
-        told.append(data)
-    return _print_report(lines, report, plan, scope, told)
-
-
-def _played(report: Report, scope: WholeScope | None) -> list[str]:
-    count = f"{counted(report.workloads, 'workload')}, {counted(report.requests, 'request')}"
-    if report.rate:  # not known where the first report has the finding
-        count += f", {report.rate:,.{0 if report.rate >= 10 else 1}f} workloads/s"
-    exercised = [f"{word} {n}" for word in WORDS if (n := report.exercised[word])]
-    lines = [
-        f"{report.profile}, {report.model}: {count}",
-        f"  exercised: {', '.join(exercised) or 'nothing'}",
-    ]
-    lines += [f"  {told}"] if (told := rules_of(report.profile.engine)) else []
-    never = [word for word in WORDS if not report.exercised[word]]
-    lines += [f"  never exercised: {', '.join(never)}"] if never else []
-    if scope is not None:
-        lines += [f"  {text}" for text in map(described, scope.servers)]
-        lines.append(f"  {scope.statement(report)}; {report.seconds:.1f} s")
-    return lines
-
-
-def _told(found: Counterexample, profile: Profile) -> dict[str, Json]:
-    finding = found.finding
-    return {
-        "kind": finding.kind,
-        "workload": found.number,
-        "step": finding.step,
-        "detail": finding.detail,
-        "evidence": label_of_release(profile),
-        "scenario": to_toml(found.scenario),
-    }
-
-
-def _print_report(
-    lines: list[str], report: Report, plan: Plan, scope: WholeScope | None, findings: Sequence[Json]
-) -> int:
-    status = AS_EXPECTED if report.workloads and not findings else NOT_AS_EXPECTED
-    lines += [] if report.workloads or findings else [f"  {NOTHING_RUN}"]
-    missing = sorted(word for word in plan.require if not report.exercised[word])
-    if missing:
-        lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
-        status = NOT_AS_EXPECTED
-    if plan.told is None:
-        _print(plan.printed, *map(_line, lines))
-        return status
-    plan.printed.extend(map(_line, lines))
-    plan.told.append(
-        {
-            "profile": str(report.profile),
-            "model": report.model,
-            "workloads": report.workloads,
-            "requests": report.requests,
-            "seconds": round(report.seconds, 3),
-            "exercised": {word: report.exercised[word] for word in WORDS},
-            "not_exercised": missing,
-            "failed": dict(report.failed),
-            "scope": None if scope is None else scope.as_json(report),
-            "findings": list(findings),
-        }
-    )
-    return status
-
-
-def _line(line: str) -> RenderableType:
-    """A line; a command that is broken into lines does not run."""
-    if ": cachesim " in line:  # in a group: texts in a row would be joined
-        return Group(Text(line, no_wrap=True, overflow="ignore"))
-    return Text(line)
-
-
-def _print(printed: list[RenderableType], *parts: RenderableType) -> None:
-    show(results(), *parts)
-    printed += parts
-
-
-def _evidence(profile: Profile) -> list[str]:
-    label = label_of_release(profile)
-    return [f"  evidence: {label}"] if label else []
-
-
-def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
-    if folder is None:
-        return ["  --emit DIR writes it as a scenario for `cachesim run`"]
-    path = folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml"
-    scenario = _leak_with_texts(found, profile)
-    text = to_toml(scenario)
-    try:
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:  # of an earlier run
-            path = free_name(path)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:  # the finding is worth more than the file
-        return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
-    again = shlex.join(["cachesim", "run", str(path), "--arithmetic", found.arithmetic])
-    lines = [f"  to run it again: {again}"]
-    command = proof_command(scenario, profile, path)
-    return [*lines, f"  on the real server: {command}"] if command else lines
-
-
-def _exported(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
-    if folder is None:
-        return []
-    from cachesim.export.forms import written_finding
-
-    scenario = found.scenario
-    return list(written_finding(scenario, scenario.step_names[found.finding.step], profile, folder))
-
-
-def _leak_with_texts(found: Counterexample, profile: Profile) -> Scenario:
-    """The scenario of a leak as texts, if it leaks with generated replies too."""
-    if found.finding.kind == "leak":
-        scenario = with_texts(found.scenario)
-        try:
-            trial = play(scenario, profile, arithmetic=found.arithmetic, only="leak")
-        except InputError:  # of a token that is no word
-            return found.scenario
-        if trial.finding is not None:
-            return scenario
-    return found.scenario
-
-
-def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
-    """Print which profile reuses more and which answers wrong; return the exit status."""
-    if not found.workloads:
-        msg = f"no workload could be run on both {found.one.profile} and {found.other.profile}"
-        raise InputError(msg)
-    counts = {"workload": found.workloads, "request": found.requests, "token": found.prompt_tokens}
-    title = ", ".join(counted(number, noun) for noun, number in counts.items())
-    table = FittingTable(title=title, title_style="", box=None)
-    for head in ("profile", "cached", "of all", "reuses more", "wrong", "crashes"):
-        table.add_column(head, justify="left" if head == "profile" else "right")
-    for side in (found.one, found.other):
-        share = f"{100 * side.cached / max(1, found.prompt_tokens):.1f} %"
-        numbers = (side.cached, share, side.more, side.wrong, side.crashed)
-        table.add_row(str(side.profile), *map(str, numbers))
-    evidence = (
-        f"{side.profile}, {line.strip()}"
-        for side in (found.one, found.other)
-        if side.wrong or side.crashed
-        for line in _evidence(side.profile)
-    )
-    _print(printed, table, *map(Text, (*found.verdict, *evidence)))
-    failed = any(side.wrong or side.crashed for side in (found.one, found.other))
-    return NOT_AS_EXPECTED if failed else AS_EXPECTED
 
 
 Hands: TypeAlias = tuple[Executor | None, int]
@@ -530,7 +229,7 @@ def check_command(
         options.refuse_beside("--like", {"--against": against, "--find leak": find == "leak"})
         chosen, model, shape, summary = _around(like, chosen, model, shape)
         if format == "text":
-            _print(printed, Text(summary))
+            print_parts(printed, Text(summary))
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for fromkey in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
@@ -611,7 +310,7 @@ def _proven(
     **how: Any,
 ) -> int:
     """Search releases, each wrong answer run on the real engine too; 1 if one is confirmed."""
-    _refuse_no_profile(profiles)
+    refuse_no_profile(profiles)
     check_minutes(minutes)
     printed: list[RenderableType] = []
     with _pool(jobs) as hands:
@@ -620,23 +319,6 @@ def _proven(
         ]
     write_page(page, "cachesim check --prove", [Heading("cachesim check --prove"), *printed])
     return max(found)
-
-
-def _refuse_no_profile(profiles: Sequence[Profile]) -> None:
-    if not profiles:
-        raise InputError("name a profile to check, such as llama.cpp@b11549+erase-equal")
-
-
-def _refuse_patches(profile: Profile) -> None:
-    if profile.patches:
-        msg = f"{profile} has patches: --prove is for a release as it is, as {profile.engine}@..."
-        raise InputError(msg)
-
-
-def check_minutes(minutes: float | None) -> None:
-    """Refuse a time that is not positive."""
-    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
-        raise InputError(f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}")
 
 
 def shape_for(settings: Sequence[str], *, compared: bool = False, leak: bool = False) -> Shape:
@@ -744,7 +426,7 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
     with bar(f"{one} against {other}, {plan.model}", budget, plan.examples) as going:
         found = compare(one, other, plan.model, **plan.how, going=going)
     if not (found.workloads or budget.left()):
-        _print(plan.printed, Text(f"{one} against {other}"), Text(f"  {NOTHING_RUN}"))
+        print_parts(plan.printed, Text(f"{one} against {other}"), Text(f"  {NOTHING_RUN}"))
         return NOT_AS_EXPECTED
     return print_comparison(found, plan.printed)
 
@@ -761,7 +443,7 @@ def hunt(
     emit: Path,
 ) -> int:
     """Search a release for wrong answers, prove them on the real engine, and write reports."""
-    _refuse_patches(wanted)
+    refuse_patches(wanted)
     check_folder(emit, "--emit")
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
     reports: list[tuple[ProvenFinding, Path]] = []
@@ -791,5 +473,5 @@ def hunt(
         f"  not confirmed: {proven_finding.cause}: {proven_finding.result.seen}"
         for proven_finding in findings.missed.values()
     ]
-    _print(printed, Text(title), *([table] if reports else []), *map(Text, lines))
+    print_parts(printed, Text(title), *([table] if reports else []), *map(Text, lines))
     return NOT_AS_EXPECTED if reports or not findings.workloads else AS_EXPECTED

@@ -19,9 +19,10 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import Traced
 from cachesim.play.loop import LONGEST_TURN, PER_TOKEN, EndlessError, Loop, bounded
 from cachesim.scenario import limits
-from cachesim.scenario.checks import DEFAULT_PREDICT, Problem, spec_of
+from cachesim.scenario.checks import DEFAULT_PREDICT, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.prompts import Vocabulary
+from cachesim.scenario.structure import Problem
 from cachesim.typed import there_is
 from cachesim.units import Tokens
 from cachesim.verify.explain import Part

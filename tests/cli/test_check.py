@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.cli.check import NOTHING_RUN, print_comparison
+from cachesim.cli.findings import NOTHING_RUN, print_comparison
 from cachesim.cli.jobs import processes
 from cachesim.cli.main import main
 from cachesim.engines import Profile

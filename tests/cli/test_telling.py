@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from cachesim.cli.check import Plan, print_search
+from cachesim.cli.findings import print_search
+from cachesim.cli.plan import Plan
 from cachesim.engines import Profile
 from cachesim.play.findings import Finding
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step

@@ -36,9 +36,9 @@ from cachesim.prove.llama_cpp.server import as_release, declared, environment_fo
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, Trial, known_trials
 from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.prove.playing import console, watched
-from cachesim.scenario.checks import read
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.structure import read
 from cachesim.typed import Value, there_is
 from cachesim.units import as_tokens
 from conformance.real.fields import judge_declared

@@ -1,0 +1,150 @@
+"""The plan of a search: what is searched, how long, and what is written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Final
+
+from rich.console import RenderableType
+
+from cachesim.cli import options
+from cachesim.cli.jobs import processes_wanted
+from cachesim.cli.like import OWN_LAYERS
+from cachesim.engines.family import Profile
+from cachesim.errors import InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import ALL_PRESETS
+from cachesim.play.findings import EXERCISED
+from cachesim.testing.scope import WholeScope
+from cachesim.testing.survey import (
+    Find,
+)
+from cachesim.testing.workloads import Shape, try_flags
+from cachesim.typed import Json, check_whole
+
+WORDS: Final = ("reuse", *EXERCISED, "refusal")
+"""Values of `--require`."""
+
+MOST_MINUTES: Final = 7 * 24 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Plan of a search: profiles, workloads, limits."""
+
+    profiles: tuple[Profile, ...]
+    against: Profile | None
+    model: str
+    examples: int
+    minutes: float | None
+    seed: int
+    arithmetic: ArithmeticName
+    shape: Shape
+    jobs: int
+    emit: Path | None
+    export: Path | None
+    require: frozenset[str]
+    find: Find = "wrong"
+    everything: bool = False  # continue past the first finding
+    dask: str | None = None  # whose workers search: an address, or a number of own ones
+    printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
+    scope: int | None = None  # requests of a small scope that is run whole
+    told: list[dict[str, Json]] | None = None  # in place of text
+    prove: bool = False  # run each cause on the real engine
+
+    def __post_init__(self) -> None:
+        refuse_no_profile(self.profiles)
+        if self.model not in ALL_PRESETS:
+            msg = f"there is no preset {self.model!r}; there are {', '.join(ALL_PRESETS)}"
+            raise InputError(msg)
+        for unknown in sorted(self.require - set(WORDS)):
+            raise InputError(f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}")
+        if self.against is not None:
+            options.refuse_beside("--against", {"--require": self.require, "--emit": self.emit})
+        check_minutes(self.minutes)
+        processes_wanted(self.jobs)
+        if self.emit is not None:
+            check_folder(self.emit, "--emit")
+        if self.export is not None:
+            check_folder(self.export, "--export")
+        check_whole("--examples", self.examples, 1)
+        if self.against is not None and self.dask is not None:
+            msg = "--dask is for a search; --against compares on this machine: give one of them"
+            raise InputError(msg)
+        if self.against is not None and self.told is not None:
+            raise InputError("--format json is for a search; leave it out beside --against")
+        if self.against is not None and self.goes_on:
+            msg = "--against compares two profiles; --all and --find search one: give one of them"
+            raise InputError(msg)
+        for profile in self.profiles:
+            if self.against is not None and self.against.engine != profile.engine:
+                raise InputError(
+                    f"{self.against} is another engine than {profile}: its flags and requests are"
+                    " others; --against takes a profile of the same one, `cachesim compare` any"
+                )
+        if self.prove:
+            options.refuse_beside("--prove", {"--find": self.find != "wrong"})
+        for profile in self.profiles if self.prove else ():
+            refuse_patches(profile)
+        for profile in (*self.profiles, *((self.against,) if self.against else ())):
+            try_flags(profile, self.model, self.shape.fixed)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the search continues after findings, grouped by cause."""
+        return self.everything or self.find == "lost" or self.prove
+
+    def scope_of(self, profile: Profile) -> WholeScope | None:
+        """The small scope to be run whole, if asked for."""
+        if self.scope is None:
+            return None
+        return WholeScope(
+            profile=profile, model=self.model, requests=self.scope, fixed=self.shape.fixed
+        )
+
+    @property
+    def called(self) -> str:
+        """Name of the model in a report."""
+        around = self.shape.around
+        return OWN_LAYERS if around and around[0].model.preset is None else self.model
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """Arguments of a search and a comparison."""
+        return {
+            "examples": self.examples,
+            "seed": self.seed,
+            "arithmetic": self.arithmetic,
+            "shape": self.shape,
+        }
+
+
+def check_folder(emit: Path, option: str) -> None:
+    """Refuse a folder without write permission, before the search starts."""
+    try:
+        emit.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=emit):
+            pass
+    except OSError as error:
+        msg = f"{option} {emit}: cannot be written to: {error.strerror or error}"
+        raise InputError(msg) from None
+
+
+def refuse_no_profile(profiles: Sequence[Profile]) -> None:
+    """Refuse a search of nothing."""
+    if not profiles:
+        raise InputError("name a profile to check, such as llama.cpp@b11549+erase-equal")
+
+
+def refuse_patches(profile: Profile) -> None:
+    """Refuse to prove what no package has."""
+    if profile.patches:
+        msg = f"{profile} has patches: --prove is for a release as it is, as {profile.engine}@..."
+        raise InputError(msg)
+
+
+def check_minutes(minutes: float | None) -> None:
+    """Refuse a time that is not positive."""
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise InputError(f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}")
