@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -287,7 +288,7 @@ HOSTILE: Final[Mapping[str, object]] = {
 
 
 def link(value: object) -> str:
-    """A share link's fragment, as the page writes it."""
+    """A share link's fragment that is not deflated, as pages and older links have it."""
     data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
@@ -296,6 +297,9 @@ def linked(tab: Any, address: str) -> None:
     """Links in an open tab: each opens, or says why not, and the first example is shown."""
     others = {"its text is damaged": "%%%", "damaged, or cut": link("[" * 50_000)}
     others["longer than 200000"] = "A" * 200_001
+    packed = zlib.compressobj(wbits=-15)
+    bomb = packed.compress(bytes(50_000_000)) + packed.flush()
+    others["it is longer than 200000 letters"] = "~" + base64.urlsafe_b64encode(bomb).decode()
     others["there is no shipped scenario"] = "scenario=../../secrets"
     for why, fragment in {**{w: link(v) for w, v in HOSTILE.items()}, **others}.items():
         tab.evaluate("hash => { window.location.hash = hash; }", fragment)

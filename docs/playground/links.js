@@ -3,16 +3,38 @@
 
 const MOST = { link: 200000, spans: 40, steps: 40, length: 2000, predict: 64, text: 4000, name: 100, file: 200000 };
 
-const coded = (value) => btoa(Array.from(new TextEncoder().encode(JSON.stringify(value)), (each) => String.fromCharCode(each)).join("")).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+const PACKED = "~"; // before a link that is deflated; older links are not
+
+const letters = (bytes) => btoa(Array.from(bytes, (each) => String.fromCharCode(each)).join("")).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+
+async function coded(value) {
+  const stream = new Blob([JSON.stringify(value)]).stream().pipeThrough(new CompressionStream("deflate-raw"));
+  return PACKED + letters(new Uint8Array(await new Response(stream).arrayBuffer()));
+}
+
+/** The bytes of a deflated link, as many as a link may have: a short one could hold gigabytes. */
+async function inflated(bytes) {
+  const reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw")).getReader();
+  const parts = [];
+  for (let size = 0, next = await reader.read(); !next.done; next = await reader.read()) {
+    size += next.value.length;
+    if (size > MOST.link) { reader.cancel().catch(() => {}); throw new LinkError(`it is longer than ${MOST.link} letters`); }
+    parts.push(next.value);
+  }
+  return new Blob(parts).arrayBuffer();
+}
 
 class LinkError extends Error {}
 
-function decoded(text) {
+async function decoded(text) {
   if (text.length > MOST.link) throw new LinkError(`it is longer than ${MOST.link} letters`);
   let value;
   try {
-    value = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (each) => each.charCodeAt(0))));
-  } catch {
+    const packed = text.startsWith(PACKED);
+    const bytes = Uint8Array.from(atob(text.slice(packed ? 1 : 0).replaceAll("-", "+").replaceAll("_", "/")), (each) => each.charCodeAt(0));
+    value = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(packed ? await inflated(bytes) : bytes));
+  } catch (error) {
+    if (error instanceof LinkError) throw error;
     throw new LinkError("its text is damaged, or cut off");
   }
   if (value === null || typeof value !== "object" || Array.isArray(value)) throw new LinkError(`it holds ${value === null ? "nothing" : Array.isArray(value) ? "a list" : `a ${typeof value}`}, and no run`);

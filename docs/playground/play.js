@@ -454,7 +454,7 @@ async function openAddress() {
     if (!hash) await open(openings[0].form, { expects: openings[0].expect, title: openings[0].title, name: openings[0].form.name });
     else if (hash.startsWith("log=")) await openExample(decodeURIComponent(hash.slice(4)));
     else if (hash.startsWith("scenario=")) await openShipped(new URLSearchParams(hash).get("scenario"), new URLSearchParams(hash).get("profile"));
-    else await open(decoded(hash));
+    else await open(await decoded(hash));
   } catch (error) {
     refused(error);
   }
@@ -481,7 +481,7 @@ function listen() {
   window.addEventListener("hashchange", openAddress);
   new IntersectionObserver(([each]) => { byId("peek").style.visibility = each.isIntersecting ? "hidden" : ""; }).observe(byId("verdict"));
   byId("share").addEventListener("click", async () => {
-    window.history.replaceState(null, "", `#${address()}`);
+    window.history.replaceState(null, "", `#${await address()}`);
     try {
       await navigator.clipboard.writeText(window.location.href);
       said("The link is copied.");
