@@ -8,10 +8,11 @@ import pytest
 
 from cachesim.why.advise import tuning
 from cachesim.why.advise.orders import Order, other_orders
-from cachesim.why.advise.tuning import confirmed, runs_of
+from cachesim.why.advise.tuning import confirmed, of_dump, runs_of
 from cachesim.why.explain import whole
 from cachesim.why.explain.whole import UserSettings, read_files, replays_of
 from cachesim.why.replay.replayed import Replay
+from tests.dumps import read_dump
 from tests.why.test_log_report import JUNE, finished, launched
 
 AGENTS: Final = Path(__file__).with_name("agents-default-level.log")
@@ -109,3 +110,20 @@ def test_prompts_begin_as_the_log_prints_though_other_hints_agree_less(
     monkeypatch.setattr(whole, "_with_printed_prefixes", lambda replay, *_: replay)
     (less,) = (each for each in replayed(PRINTED, release="b11549").requests if each.shares_less)
     assert (2, True) == (less.observed.number, less.agrees)  # the counts alone do not show it
+
+
+RECORDED: Final = Path(__file__).parents[2] / "docs" / "examples" / "recorded.jsonl"
+
+
+@pytest.mark.parametrize(("seconds", "orders"), [(1.0, 0), (9.0, 5)])
+def test_a_recording_in_which_requests_overlap_has_other_orders_too(
+    seconds: float, orders: int
+) -> None:
+    with RECORDED.open("rb") as file:
+        requests = [replace(each, seconds=seconds) for each in read_dump("recorded", file)]
+    (run,) = of_dump(requests, UserSettings(options={"parallel": 4}), None).runs
+
+    likeliest, *others = run.all_that_fits()
+    assert orders == len(others)
+    for other in others:
+        assert likeliest.outcome(run.options).failed == other.outcome(run.options).failed == 0

@@ -18,6 +18,7 @@ from cachesim.play.session import Session
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
+from cachesim.why.advise.orders import Order, other_orders
 from cachesim.why.advise.workloads import more_of, workloads_of
 from cachesim.why.explain.live import Live
 from cachesim.why.explain.whole import UserSettings
@@ -27,6 +28,7 @@ from cachesim.why.infer.sizes import ASSUMED, GIVEN, context_bytes, how_known
 from cachesim.why.read.dump import Recorded
 from cachesim.why.rebuild.from_recording import (
     Rerun,
+    order_of,
     spec_for,
     started,
     wrong_answers,
@@ -65,7 +67,9 @@ class ServerRun:
     def all_that_fits(self) -> list[Replayable]:
         """The likeliest requests, and all others that fit the log."""
         found = [self.subject, *self.others]
-        if self.replay is not None:
+        if isinstance(self.subject, RequestReplay):
+            found += self.subject.in_other_orders(int(self.options.get("parallel", 1)))
+        elif self.replay is not None:
             found += more_of(self.replay, of_kind(Workload, self.subject), self.proof)
         return found
 
@@ -140,15 +144,21 @@ class RequestReplay(Replayable):
     """Recorded requests with the slot actions between them."""
 
     prompts: tuple[Prompt, ...]
+    order: Order | None = None  # as recorded
 
     @property
     def requests(self) -> int:
         return len(self.prompts)
 
+    def in_other_orders(self, slots: int) -> list["RequestReplay"]:
+        """The same requests in other orders, where some overlapped."""
+        orders = other_orders(tuple(order_of(self.prompts)), slots)
+        return [replace(self, order=order) for order in orders]
+
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
         """Replay in the order of arrivals and ends."""
         rerun = Rerun("", started(self.profile, self.spec, options), weighs=True)
-        rerun.add_all(self.prompts)
+        rerun.add_all(self.prompts, self.order)
         answers = [answer for answer in rerun.played.values() if answer.cached is not None]
         return Outcome(rerun.played, rerun.peak_bytes, failed=len(self.prompts) - len(answers))
 

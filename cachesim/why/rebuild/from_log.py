@@ -528,7 +528,6 @@ class Rebuilder:
         chosen = candidates[0]
         if len(candidates) > 1:
             chosen = self._tried(rebuilt, candidates)
-        rebuilt.candidates = len(candidates)
         held = self.player.held()
         rebuilt.shares_less = note_prefixes(self.replay, request, chosen.prompt, *held)
         submitted = self._request_of(rebuilt, chosen)

@@ -295,7 +295,9 @@ LAUNCH, ACT, FINISH = "launch", "act", "finish"
 
 
 def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
-    """Launches and ends in order."""
+    """Launches and ends in order; none where a request has no times."""
+    if any(None in (each.recorded.began, each.recorded.seconds) for each in prompts):
+        return []
     found: list[tuple[float, int, str, int]] = []
     ended = 0.0  # when the last of the requests before it did: an action waits for an idle slot
     for prompt in prompts:
@@ -332,16 +334,18 @@ class Rerun:
         self.agreeing += cached is not None and self.last.cached == cached
         return self.last
 
-    def add_all(self, prompts: Sequence[Prompt]) -> None:
+    def add_all(
+        self, prompts: Sequence[Prompt], order: Sequence[tuple[str, int]] | None = None
+    ) -> None:
         """Add many requests; concurrent ones run concurrently if the server supports it."""
-        times = (time for each in prompts for time in (each.recorded.began, each.recorded.seconds))
-        if not isinstance(self.server, Player) or None in times:
+        order = order_of(prompts) if order is None else order
+        if not isinstance(self.server, Player) or not order:
             for each in prompts:
                 self.add(each)
             return
         by_number = {each.recorded.number: each for each in prompts}
         actions = {one.number: one for each in prompts for one in each.recorded.actions}
-        for what, number in order_of(prompts):
+        for what, number in order:
             if what == ACT:
                 self.act(actions[number])
                 continue

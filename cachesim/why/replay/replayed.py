@@ -25,7 +25,6 @@ class Rebuilt:
     common: Known = UNKNOWN
     holder: str = "nothing"
     replayed: Replayed = FAILED
-    candidates: int = 1
     shares_less: bool = False  # with what is held than the log's lines say
     assumed: int | None = None  # tokens that its slot is taken to have held, as one prompt
     is_verbose: bool = True  # the log's level prints what memory and checkpoints did
