@@ -46,7 +46,7 @@ def learn_command(
         msg = f"to have answers marked write cachesim learn {number} --check {' '.join(answers)}"
         raise InputError(msg)
     asked = lesson(number)
-    with notes().status(f"executing the code of lesson {number}; one with a log takes a while"):
+    with notes().status(f"running lesson {number}"):
         chosen = execute(asked)
     if not check and not whole and sys.stdin.isatty() and sys.stdout.isatty():
         return _play(chosen)

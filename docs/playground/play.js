@@ -374,7 +374,7 @@ const WAYS = { printed: "Printed in the log", computed: "Computed from its lines
 function showServer(told = null) {
   const { name, server } = form.log;
   show();
-  byId("read").textContent = server ? `${server.servers > 1 ? `The first of ${server.servers} servers in` : "The server of"} ${name}: ${server.requests} requests.${server.played ? " A field that the log does not tell, or tells wrongly, can be set below; the log is then explained again." : ` Requests to ${server.engine} are not replayed: the report has the numbers that its lines print.`}` : `Reading ${name}`;
+  byId("read").textContent = server ? `${server.servers > 1 ? `The first of ${server.servers} servers in` : "The server of"} ${name}: ${server.requests} requests.${server.played ? " Correct anything below that the log got wrong or left out: the report updates." : ` Requests to ${server.engine} are not replayed: the report has the numbers that its lines print.`}` : `Reading ${name}`;
   byId("how").textContent = told && told.played ? Object.entries(told.how).map(([way, names]) => `${WAYS[way] || way}: ${names.join(", ")}.`).join(" ") : "";
   byId("same").textContent = told && told.played ? `On your own machine: ${corrected().command}` : "";
   byId("as-scenario").hidden = !(told && told.toml);

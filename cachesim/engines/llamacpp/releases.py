@@ -528,14 +528,14 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     ),
     Patch(
         name="search-read-again",
-        about="as 24411, and none is restored that ends after a last token to be reprocessed",
+        about="as 24411; checkpoints past the token that must be reprocessed are skipped, too",
         fits=ALL,
         lay=laying(reuse={"search_limit": "read-again"}),
         cures="a window's checkpoint is one key short where the last token is reprocessed",
     ),
     Patch(
         name="resume-behind",
-        about="a window's checkpoint is resumed after its last token: none erodes by a key a trip",
+        about="SWA is resumed after a checkpoint's last token: no save and restore loses a key",
         fits=ALL,
         lay=laying(reuse={"resumes_behind": True}),
         cures="a window loses a key at each trip through the prompt cache",
