@@ -291,6 +291,9 @@ def _first_of_equals(server: Any) -> Any:
 def _keeps_entry(original: Any, server: Any, cache: PromptCache, *rest: Any) -> Any:
     held = list(cache.entries)
     loaded = original(server, cache, *rest)
+    for entry in held:
+        if entry not in cache.entries:
+            cache.add(entry)
     cache.entries[:] = held
     return loaded
 
