@@ -18,6 +18,7 @@ from cachesim.prove.commands import ON_LLAMA_CPP
 from cachesim.prove.llama_cpp.calls import RealServerError
 from cachesim.prove.llama_cpp.fitting import PRESETS
 from cachesim.prove.llama_cpp.server import as_release, environment_for, overrides
+from conformance.real import agreement as agreeing
 from conformance.real.ik_llama.commands import real_ik_llama_cpp
 from conformance.real.llama_cpp.compare import (
     PlayDrawn,
@@ -158,7 +159,7 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     if flags.settings:
         release = flags.release or USUAL
         title = f"llama.cpp {release}: settings that differ from a server's start"
-        return playing.show_overrides(title, overrides(release))
+        return agreeing.show_overrides(title, overrides(release))
     if flags.fit is not None:
         return real_fit(flags.fit, workloads=flags.workloads, seed=flags.seed)
     if flags.logs:
@@ -216,7 +217,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     out.print(tally.table())
     if not flags.arrivals:
         heads = ("workloads", "requests", "agreeing", "share")
-        table = playing.table_of_numbers("by what a workload uses", "feature", *heads)
+        table = agreeing.table_of_numbers("by what a workload uses", "feature", *heads)
         counts = tally.features.counts
         for name in sorted(counts["workloads"]):
             numbers = [counts[head][name] for head in heads[:-1]]

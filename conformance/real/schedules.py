@@ -20,22 +20,14 @@ from cachesim.errors import InputError, ScenarioError, UpstreamAbort
 from cachesim.model.presets import PRESETS
 from cachesim.play.session import ABORTED, ENDLESS, Record, Session, groups_of, turns_before
 from cachesim.prove.environment import Environment, UnpackedWheel, package_of, versions_of
-from cachesim.prove.playing import (
-    Agreement,
-    Difference,
-    Stage,
-    StepPlayed,
-    Workload,
-    console,
-    first_difference,
-    watched,
-)
+from cachesim.prove.playing import Difference, Stage, StepPlayed, Workload, console, watched
 from cachesim.prove.rows import spell
 from cachesim.prove.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.format import Scenario
 from cachesim.testing.guided import Guided
 from cachesim.testing.workloads import Shape, compatible
 from cachesim.units import Count, Pos, as_tokens
+from conformance.real.agreement import Agreement, first_difference
 from conformance.real.fields import judge_declared, judge_fields
 from conformance.real.fit import Played, judge_newest
 from conformance.real.prompts import with_images

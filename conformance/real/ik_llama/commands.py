@@ -34,6 +34,7 @@ from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
+from conformance.real import agreement as agreeing
 from conformance.real.ik_llama.binary import (
     BinaryError,
     Server,
@@ -123,7 +124,7 @@ def _played(
     found = judged(line)
     title = f"{scenario.name} on {FAMILY.name} {release}, {binary.name}"
     playing.console().print(_table(title, steps))
-    if isinstance(found, playing.Race):
+    if isinstance(found, agreeing.Race):
         playing.console().print(f"as simulated in another order of arrival: {found.order}")
     if isinstance(found, playing.Difference):
         playing.console().print(f"the simulator differs in step {found.step}:", markup=False)

@@ -20,8 +20,9 @@ from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.play.loop import Loop
 from cachesim.play.session import SlotActions, SlotFiles
-from cachesim.prove.playing import Difference, Race
+from cachesim.prove.playing import Difference
 from cachesim.units import Tokens, as_tokens
+from conformance.real.agreement import Race
 
 PATIENCE: Final = 30
 """Orders of arrival that are tried for one workload; no recorded one took more than seven."""

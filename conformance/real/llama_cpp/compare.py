@@ -30,6 +30,7 @@ from cachesim.scenario.checks import spec_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing.search import shrink
+from conformance.real import agreement as agreeing
 from conformance.real.llama_cpp.agents import draw_agents, grow_agents
 from conformance.real.llama_cpp.workloads import Server, Setting, draw_setting, grow
 
@@ -133,12 +134,12 @@ def title_of(release: str, seed: int) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally(playing.Agreement):
+class Tally(agreeing.Agreement):
     """The counts of workloads and requests for each preset, and for each feature."""
 
     kinds: str = "preset"
-    features: playing.Agreement = field(
-        default_factory=lambda: playing.Agreement(title="by what a workload uses", kinds="feature")
+    features: agreeing.Agreement = field(
+        default_factory=lambda: agreeing.Agreement(title="by what a workload uses", kinds="feature")
     )
     races: int = 0  # workloads that the real server ran otherwise, and then as the simulator
 

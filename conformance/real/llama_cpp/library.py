@@ -35,6 +35,7 @@ from cachesim.prove.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Model
 from cachesim.typed import JsonObject
+from conformance.real import agreement as agreeing
 
 RULES: Final[Mapping[str, str]] = {"0.11548": "b11549", "0.11739": "b11549+28873"}
 """A version of the wheel, and the profile whose memory it has."""
@@ -316,7 +317,7 @@ def real_library(version: str, *, seed: int, sequences: int, presets: Sequence[s
     """Call libllama's memory and the simulator's with the same random operations."""
     profile = profile_of(version)
     title = f"libllama {version} beside the memory of llama.cpp@{profile}, seed {seed}"
-    tally = playing.Agreement(title=title, kinds="preset")
+    tally = agreeing.Agreement(title=title, kinds="preset")
     try:
         for line, found in compared(version, presets, seed=seed, sequences=sequences):
             calls = len(line["operations"])

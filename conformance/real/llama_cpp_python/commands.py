@@ -17,6 +17,7 @@ from cachesim.prove.llama_cpp_python.scenarios import (
     environment_for,
 )
 from cachesim.prove.worker_side import differences
+from conformance.real import agreement as agreeing
 from conformance.real.fields import judge_fields
 from conformance.real.fit import Played, judge_newest
 from conformance.real.llama_cpp_python.compare import difference_under, draw
@@ -112,9 +113,9 @@ def real_llama_cpp_python(
         release, version = release or FAMILY.real()[-1], ""
     if settings:
         title = f"llama-cpp-python {release}: settings that differ from an instance's defaults"
-        return playing.show_overrides(title, overrides(release))
+        return agreeing.show_overrides(title, overrides(release))
     title = f"llama-cpp-python {version or release}, seed {seed}"
-    found, played = playing.Agreement(title=title, kinds="preset"), list[Played[Rules]]()
+    found, played = agreeing.Agreement(title=title, kinds="preset"), list[Played[Rules]]()
     with RealInstances(release, version) as real:
         for name in model or DRAWN:
             for number in playing.watched(range(first, first + workloads)):
@@ -123,7 +124,9 @@ def real_llama_cpp_python(
                 found.add(
                     name,
                     f"{number} of {name}",
-                    playing.first_difference([e.real for e in steps], [e.simulated for e in steps]),
+                    agreeing.first_difference(
+                        [e.real for e in steps], [e.simulated for e in steps]
+                    ),
                     workloads=1,
                     calls=len(steps),
                     agreeing=sum(step.agrees for step in steps),
@@ -144,5 +147,5 @@ def overrides(release: str) -> list[playing.Override]:
     """Arguments that differ, and defaults of the simulator."""
     with RealInstances(release) as real:
         started, used = real.settings()
-    rows = (*differences(started, used), *playing.differing_defaults(FAMILY, release, started))
+    rows = (*differences(started, used), *agreeing.differing_defaults(FAMILY, release, started))
     return playing.overrides_of(rows, OVERRIDES, PRETENDED)

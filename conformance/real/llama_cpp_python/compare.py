@@ -12,10 +12,11 @@ from cachesim.model.spec import FIRST_PLAIN
 from cachesim.prove.llama_cpp.gguf import text_of
 from cachesim.prove.llama_cpp_python.fitting import ACTIONS
 from cachesim.prove.llama_cpp_python.scenarios import PRECISE, Instance, compared
-from cachesim.prove.playing import Difference, first_difference
+from cachesim.prove.playing import Difference
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 from cachesim.typed import Json
+from conformance.real.agreement import first_difference
 
 SHAPE: Final = Shape(max_steps=5, longest=90, together=False, fixed=PRECISE)
 

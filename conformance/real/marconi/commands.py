@@ -10,9 +10,9 @@ from cachesim.engines.marconi.family import FAMILY
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Costs, Node, Tree
 from cachesim.errors import ScenarioError
-from cachesim.prove.playing import Agreement, first_difference
 from cachesim.prove.worker_process import ModuleProcess
 from cachesim.units import as_tokens
+from conformance.real.agreement import Agreement, first_difference
 
 WORKER: Final = "conformance.real.marconi.artifact_worker"
 NEEDED: Final = ("radix_cache_hybrid.py", "config_tuner.py", "utils.py")

@@ -29,10 +29,11 @@ from cachesim.engines.mlx_lm.rules import CacheRules, MlxRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache, PromptTrie
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.prove.mlx_lm.process import RealProcess
-from cachesim.prove.playing import Agreement, Difference
+from cachesim.prove.playing import Difference
 from cachesim.prove.rows import read_row, write_row
 from cachesim.typed import Json
 from cachesim.units import Array
+from conformance.real.agreement import Agreement
 from conformance.real.fit import Played
 from conformance.real.mlx_lm import players
 from conformance.real.mlx_lm.players import HEADER, Player, TriePlayer

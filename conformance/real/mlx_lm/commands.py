@@ -14,6 +14,7 @@ from cachesim.prove import playing
 from cachesim.prove.commands import ON_MLX_LM
 from cachesim.prove.environment import versions_of
 from cachesim.prove.mlx_lm.process import environment_for, played_by
+from conformance.real import agreement as agreeing
 from conformance.real.fields import judge_fields
 from conformance.real.fit import Played, judge_newest
 from conformance.real.mlx_lm import vllm_mlx
@@ -113,13 +114,13 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
     if flags.vllm_mlx or flags.rapid_mlx:
         wheel = VLLM_MLX if flags.vllm_mlx else RAPID_MLX
         if flags.settings:
-            return playing.show_overrides(f"{wheel}: {DIFFERING}", vllm_mlx.overrides(wheel))
+            return agreeing.show_overrides(f"{wheel}: {DIFFERING}", vllm_mlx.overrides(wheel))
         return compare_vllm_mlx(flags.seed, flags.workloads, flags.first, wheel=wheel).show()
     flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
     if flags.settings:
         title = f"mlx-lm {flags.release}: {DIFFERING}"
-        return playing.show_overrides(title, overrides(flags.release))
+        return agreeing.show_overrides(title, overrides(flags.release))
     return _logits(flags) if flags.logits else _random(flags)
 
 
@@ -127,7 +128,7 @@ def _images(flags: MlxFlags) -> int:
     if not flags.vllm_mlx or flags.rapid_mlx:
         raise OptionError("images are compared on vllm-mlx's scheduler: write --vllm-mlx --images")
     if flags.settings:
-        return playing.show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx.overrides_of_images())
+        return agreeing.show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx.overrides_of_images())
     return max(
         compare_images(
             flags.seed, flags.workloads, flags.first, wheel=wheel, drawing=drawing
@@ -140,7 +141,7 @@ def _logits(flags: MlxFlags) -> int:
     found = compare_mlx_logits(flags.release, seed=flags.seed)
     title = f"mlx-lm {flags.release}: logits with the same weights"
     heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
-    table = playing.table_of_numbers(title, "family", *heads)
+    table = agreeing.table_of_numbers(title, "family", *heads)
     for each in found:
         table.add_row(
             each.family,
@@ -186,7 +187,7 @@ def _newest(flags: MlxFlags) -> int:
     return max(unknown, judge_newest(FAMILY, version, release, status, played))
 
 
-def differences(classes: playing.Agreement, served: playing.Agreement) -> Iterator[str]:
+def differences(classes: agreeing.Agreement, served: agreeing.Agreement) -> Iterator[str]:
     """The first difference of each kind, and how to see it again."""
     if classes.difference is not None:
         sequence, found = classes.difference

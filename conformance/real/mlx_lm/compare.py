@@ -8,15 +8,9 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.prove.mlx_lm.process import RealProcess
 from cachesim.prove.mlx_lm.server import WORKER, RealMlxServer
-from cachesim.prove.playing import (
-    Agreement,
-    Difference,
-    Override,
-    Workload,
-    differing_defaults,
-    overrides_of,
-)
+from cachesim.prove.playing import Difference, Override, Workload, overrides_of
 from cachesim.prove.worker_side import differences
+from conformance.real.agreement import Agreement, differing_defaults
 from conformance.real.fit import Played
 from conformance.real.mlx_lm.classes import played_of
 from conformance.real.mlx_lm.server_workloads import draw_workload

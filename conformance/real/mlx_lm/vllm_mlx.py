@@ -30,11 +30,12 @@ from cachesim.prove.environment import UnpackedWheel
 from cachesim.prove.mlx_lm.families import order_of, toy_of
 from cachesim.prove.mlx_lm.process import environment_for
 from cachesim.prove.mlx_lm.server_worker import VOCABULARY
-from cachesim.prove.playing import Agreement, Override, Workload, first_difference, overrides_of
+from cachesim.prove.playing import Override, Workload, overrides_of
 from cachesim.prove.worker_process import ModuleProcess
 from cachesim.prove.worker_side import differences
 from cachesim.typed import of_kind
 from cachesim.units import as_tokens
+from conformance.real.agreement import Agreement, first_difference
 from conformance.real.schedules import images_of
 
 RELEASE: Final = "0.31.3"

@@ -4,7 +4,8 @@ from typing import Literal
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.prove.playing import comparing, named, play_on_runner, show_overrides
+from cachesim.prove.playing import comparing, named
+from conformance.real.agreement import play_on_runner, show_overrides
 from conformance.real.schedules import RealScheduler
 from conformance.real.sglang.rows import compare_rows, differs_in
 from conformance.real.sglang.scheduler import (

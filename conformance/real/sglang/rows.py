@@ -19,11 +19,12 @@ from cachesim.errors import ScenarioError
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.prove.hunt.proof import Prove, by_metadata
-from cachesim.prove.playing import Agreement, Difference, first_difference, watched
+from cachesim.prove.playing import Difference, watched
 from cachesim.prove.worker_side import until_error
 from cachesim.scenario.format import Scenario
 from cachesim.typed import there_is
 from cachesim.units import Array
+from conformance.real.agreement import Agreement, first_difference
 from conformance.real.schedules import RealScheduler
 from conformance.real.sglang.playing import Driver, Played
 from conformance.real.sglang.scheduler import SCHEDULER, with_rust

@@ -25,6 +25,7 @@ from cachesim.errors import UpstreamAbort
 from cachesim.prove import playing
 from cachesim.prove.worker_process import JsonProcess
 from cachesim.typed import Json
+from conformance.real import agreement as agreeing
 
 WORKER: Final = Path(__file__).with_name("caches_worker.py")
 KINDS: Final = {"full_attention": "attention", "sliding_attention": "window"}
@@ -82,20 +83,20 @@ def overrides(python: Path, release: str, seed: int) -> list[playing.Override]:
         for number in range(12):
             answer = process.order({"settings": draw(seed, number)})
             rows += answer["rows"]
-    rows += playing.differing_defaults(FAMILY, release, answer["defaults"])
+    rows += agreeing.differing_defaults(FAMILY, release, answer["defaults"])
     return playing.overrides_of(rows, OVERRIDES, PRETENDED)
 
 
 def compare(python: Path, release: str, seed: int, workloads: int) -> int:
     """Compare workloads; the exit status."""
     title = f"transformers {release}: batches of its own scheduler and cache, seed {seed}"
-    agreement, seen = playing.Agreement(title=title, kinds="layers"), Counter[str]()
+    agreement, seen = agreeing.Agreement(title=title, kinds="layers"), Counter[str]()
     with started(python) as process:
         for number in playing.watched(range(workloads)):
             workload = draw(seed, number)
             real = process.order(workload)
             simulated = list(Played(workload, seen).results())
-            found = playing.first_difference(real, json_of(simulated))
+            found = agreeing.first_difference(real, json_of(simulated))
             agreement.add(
                 "+".join(sorted({KINDS[layer] for layer in workload["layers"]})),
                 number,
@@ -266,12 +267,12 @@ ROWS: Final = ("reorder", "select", "repeat")
 def compare_layers(python: Path, release: str, seed: int, scripts: int) -> int:
     """Compare scripts; the exit status."""
     title = f"transformers {release}: layers of its own DynamicCache, seed {seed}"
-    agreement = playing.Agreement(title=title, kinds="layers")
+    agreement = agreeing.Agreement(title=title, kinds="layers")
     with started(python) as process:
         for number in playing.watched(range(scripts)):
             script = draw_layers(seed, number)
             real, simulated = process.order(script), layers_played(script, release)
-            found = playing.first_difference(real, simulated)
+            found = agreeing.first_difference(real, simulated)
             agreement.add(
                 "+".join(sorted(set(script["kinds"]))) if len(script["kinds"]) == 1 else "several",
                 number,

@@ -17,7 +17,7 @@ from cachesim.engines.transformers.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.files import Output
 from cachesim.prove.environment import Environment, package_of, versions_of
-from cachesim.prove.playing import comparing, console, show_overrides, watched
+from cachesim.prove.playing import comparing, console, watched
 from cachesim.prove.transformers.process import Worker
 from cachesim.prove.transformers.program import Model, program_of
 from cachesim.prove.transformers.scripts import (
@@ -30,6 +30,7 @@ from cachesim.prove.transformers.scripts import (
     text_of,
 )
 from cachesim.prove.worker_process import WorkerError
+from conformance.real.agreement import show_overrides
 from conformance.real.fields import judge_wheel
 from conformance.real.transformers.caches import compare, compare_layers, overrides
 from conformance.real.transformers.causes import SHOWN

@@ -21,9 +21,10 @@ from cachesim.engines.transformers.server import Transformers
 from cachesim.errors import ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.play.session import ABORTED, ENDLESS, Record, Session
 from cachesim.prove.hunt.proof import by_metadata
-from cachesim.prove.playing import Stage, StepPlayed, first_difference
+from cachesim.prove.playing import Stage, StepPlayed
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json
+from conformance.real.agreement import first_difference
 from conformance.real.transformers.caches import KINDS, content_of, json_of, started, taken_of
 from conformance.real.transformers.environments import environment_for
 

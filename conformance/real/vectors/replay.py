@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import ProfileError, ScenarioError, UpstreamAbort
-from cachesim.prove.playing import Difference, Race
+from cachesim.prove.playing import Difference
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject, mapping
+from conformance.real.agreement import Race
 from conformance.real.sglang.playing import Driver as SglangDriver
 from conformance.real.vllm.playing import Driver
 from conformance.real.vllm.steps import Runs, difference

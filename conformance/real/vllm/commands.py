@@ -2,7 +2,8 @@
 
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import OptionError
-from cachesim.prove.playing import comparing, play_on_runner, show_overrides
+from cachesim.prove.playing import comparing
+from conformance.real.agreement import play_on_runner, show_overrides
 from conformance.real.vllm.end_to_end import end_to_end as play_end_to_end
 from conformance.real.vllm.scheduler import (
     ADAPTERS,

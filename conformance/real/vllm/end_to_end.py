@@ -27,8 +27,9 @@ from cachesim.errors import CachesimError
 from cachesim.model.presets import preset
 from cachesim.play.loop import Loop
 from cachesim.prove.environment import Environment
-from cachesim.prove.playing import console, table_of_numbers
+from cachesim.prove.playing import console
 from cachesim.units import as_tokens
+from conformance.real.agreement import table_of_numbers
 from conformance.real.vllm.models import MODELS
 
 VERSION: Final = "0.32.0"

@@ -24,12 +24,13 @@ from cachesim.model.arithmetic import Network
 from cachesim.model.store import lowest
 from cachesim.prove.environment import Environment
 from cachesim.prove.hunt.proof import Prove, by_metadata
-from cachesim.prove.playing import Agreement, Difference, first_difference, watched
+from cachesim.prove.playing import Difference, watched
 from cachesim.prove.worker_process import WorkerProcess
 from cachesim.prove.worker_side import Stub
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 from cachesim.units import Array
+from conformance.real.agreement import Agreement, first_difference
 from conformance.real.schedules import comparable, raised
 from conformance.real.vllm.groups import Entry
 from conformance.real.vllm.models import LONGEST

@@ -13,11 +13,11 @@ from cachesim.model.presets import preset
 from cachesim.prove.command import proof_command
 from cachesim.prove.llama_cpp.gguf import exact_spec
 from cachesim.prove.llama_cpp.workload import Outcome
-from cachesim.prove.playing import Race
 from cachesim.scenario import full_profile
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
+from conformance.real.agreement import Race
 from conformance.real.ik_llama.binary import BinaryError, Server, arguments
 from conformance.real.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
 from conformance.real.ik_llama.orders import judged

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from cachesim.engines import FAMILIES
-from cachesim.prove.playing import Agreement, Difference
+from cachesim.prove.playing import Difference
 from cachesim.prove.worker_process import WorkerError
 from conformance.real import schedules
+from conformance.real.agreement import Agreement
 from conformance.real.fit import Played
 from conformance.real.schedules import RealScheduler
 from conformance.real.sglang.commands import real_sglang

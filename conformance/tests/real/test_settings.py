@@ -18,10 +18,11 @@ from cachesim.prove.llama_cpp.flags import NO_FLAGS
 from cachesim.prove.llama_cpp.server import environment_for
 from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
-from cachesim.prove.playing import Override, show_overrides
+from cachesim.prove.playing import Override
 from cachesim.prove.worker_side import differences
 from cachesim.scenario.format import Model
 from cachesim.scenario.shipped import load_all
+from conformance.real.agreement import show_overrides
 from conformance.real.llama_cpp.workloads import BARE, draw_setting
 from conformance.real.llama_cpp_python import commands as python
 from conformance.real.mlx_lm import compare as mlx_lm

@@ -7,9 +7,10 @@ import pytest
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.prove.playing import Agreement, Difference
+from cachesim.prove.playing import Difference
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
+from conformance.real.agreement import Agreement
 from conformance.real.sglang.rows import RUNNER, compare_rows, count, is_compared, rows_of
 from conformance.real.sglang.scheduler import configuration_of
 from conformance.real.sglang.workloads import draw

@@ -12,10 +12,10 @@ from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.play.session import Session
-from cachesim.prove.playing import Agreement
 from cachesim.prove.rows import read_row
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
+from conformance.real.agreement import Agreement
 from conformance.real.prompts import with_images
 from conformance.real.schedules import count
 from conformance.real.sglang.hicache_worker import page_hashes

@@ -17,9 +17,10 @@ from cachesim.engines.vllm_mlx.memory_cache import MemoryPromptCache
 from cachesim.engines.vllm_mlx.mllm_batch_generator import MllmPromptCache
 from cachesim.engines.vllm_mlx.mllm_cache import WholePromptCache
 from cachesim.play.session import Session
-from cachesim.prove.playing import Agreement, Workload, show_overrides
+from cachesim.prove.playing import Workload
 from cachesim.scenario.shipped import load_all
 from cachesim.typed import there_is
+from conformance.real.agreement import Agreement, show_overrides
 from conformance.real.mlx_lm.vllm_mlx import (
     BEFORE,
     MLX_VLM,

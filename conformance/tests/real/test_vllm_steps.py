@@ -11,11 +11,11 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.errors import UntestedError
-from cachesim.prove.playing import Agreement
 from cachesim.scenario import load
 from cachesim.scenario.labels import DERIVED, label_of
 from cachesim.scenario.shipped import shipped_file
 from cachesim.typed import there_is
+from conformance.real.agreement import Agreement
 from conformance.real.vllm.scheduler import PACKAGES, SCHEDULER
 from conformance.real.vllm.steps import (
     KERNELS,

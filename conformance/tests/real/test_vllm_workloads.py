@@ -12,10 +12,10 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.vocabulary import RequestPreempted
 from cachesim.errors import InputError, ScenarioError
 from cachesim.play.session import Record, Session
-from cachesim.prove.playing import Agreement
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import Count
+from conformance.real.agreement import Agreement
 from conformance.real.schedules import RealScheduler, count, step_played, wanted_of
 from conformance.real.vllm import workloads
 from conformance.real.vllm.end_to_end import Played, apart, prompts, simulated
