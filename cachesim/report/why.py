@@ -186,7 +186,8 @@ def kind_of(cause: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> str:
     if cause["kind"] != "flag" or tuned is None or not cause["tried"]:
         return KINDS[cause["kind"]]
     if _any_helps(cause["tried"], 0):
-        return KINDS["flag"]
+        best = max(cause["tried"], key=lambda each: (each["failed"] <= 0, each["fewer"]))
+        return f"{KINDS['flag']}: {best['flag'].partition(' ')[0]}"
     own = tuned["own"]
     fewer = (each | {"fewer": own["processed"] - each["processed"]} for each in tuned["tried"])
     return "these flags do not help" if _any_helps(fewer, own["failed"]) else "no flag tried helps"

@@ -29,7 +29,7 @@ def answer_of(found: Mapping[str, Any]) -> dict[str, Any]:
     for who, lost in _losses(found):
         by[who] += lost
     ranked = dict(sorted(by.items(), key=lambda item: -item[1]))
-    return {"by": ranked, "says": [_tokens(found), _change(found, ranked), _sure(found)]}
+    return {"by": ranked, "says": [_tokens(found), _change(found, ranked), _sure(found, ranked)]}
 
 
 def _losses(found: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -112,6 +112,9 @@ def _share(tokens: int, whole: int) -> str:
     return f"{percent:.0f} %" if percent >= 1 else "less than 1 %"
 
 
+DO: Final = "Have the client"
+"""How advice begins that a client can follow."""
+
 LEADS: Final[Mapping[str, str]] = {
     "client": "The client can change it{part}:",
     "either": "The client can change it{part}, if it continues one conversation:",
@@ -147,16 +150,21 @@ def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
         return f"{lead} {release}."
     also = f" A flag helps too: {flag}." if flag else ""
     do = _to_do(found, who)
-    return f"{lead} {do[0].lower() if do[1:2].islower() else do[0]}{do[1:]}{also}"
+    begins = do[0].lower() if do[1:2].islower() or do[1:2] == " " else do[0]
+    return f"{lead} {begins}{do[1:]}{also}"
 
 
 def _missing(found: Mapping[str, Any]) -> str:
     """What a log lacks, or the command that says it."""
-    cut = next((server["cut"] for server in found.get("servers", ()) if server["cut"]), "")
-    if cut:
+    if cut := _is_cut(found):
         return f", as the log is cut: it lacks {cut}"
     files = found["log" if "log" in found else "dump"]["sources"]
     return f": `cachesim why --doctor {' '.join(map(quote, files))}` names what is missing"
+
+
+def _is_cut(found: Mapping[str, Any]) -> str:
+    """What a cut log lacks; empty for a whole one."""
+    return next((server["cut"] for server in found.get("servers", ()) if server["cut"]), "")
 
 
 def _to_do(found: Mapping[str, Any], who: str) -> str:
@@ -171,13 +179,21 @@ def _to_do(found: Mapping[str, Any], who: str) -> str:
         others = f", the worst of {len(departing)}," if len(departing) > 1 else ""
         return (
             f"have it send its history unchanged. Request {worst['number']}{others} departs from "
-            f"it at token {worst['common']:,} of {worst['held']:,}."
+            f"it at token {worst['common']:,} of {worst['held']:,}; `cachesim record --help` says "
+            "how to see the text there."
         )
     rules: Counter[str] = Counter()
     for request in requests:
         rules[request["because"]] += _lost(request)
     rule = max(rules, key=lambda each: rules[each])
     (cause,) = (cause for cause in found["causes"] if cause["cause"] == rule)
+    does, *_ = cures = sorted(cause["cure"].split(". "), key=lambda each: not each.startswith(DO))
+    if who == "client" and does.startswith(DO) and len(cures) > 1:
+        lost = max(requests, key=_lost)
+        return (
+            f"have it{does.removeprefix(DO).rstrip('.')}, because the server has no state where "
+            f"prompts part, such as at token {lost['common']:,} of request {lost['number']}."
+        )
     return " ".join(filter(None, (cause["tried_says"], cause["cure"])))
 
 
@@ -213,7 +229,7 @@ def _release(found: Mapping[str, Any]) -> str:
     return f"{best['name']} prefills {saved:,} tokens fewer in the replay"
 
 
-def _sure(found: Mapping[str, Any]) -> str:
+def _sure(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
     agreement = found["agreement"]
     requests, comparable = agreement["requests"], agreement["comparable"]
     same = agreement["agreeing"]
@@ -226,6 +242,8 @@ def _sure(found: Mapping[str, Any]) -> str:
         rest = f"; {left} more {'has' if left == 1 else 'have'} no count to compare"
     reproduced = f"the replay reproduces {same} of {counted(comparable, 'request')}"
     if same == comparable:
+        if not ranked and _is_cut(found):
+            return f"Not sure, as the log is cut; {reproduced} to the token{rest}."
         return f"Sure: {reproduced} to the token{rest}."
     differing = [r["number"] for r in found["requests"] if r["agrees"] is False]
     return f"Less sure: {reproduced}, and not {numbered('request', differing)}{rest}."
