@@ -148,3 +148,12 @@ def test_a_release_is_named_only_where_the_replay_equals_the_log(agreeing: int, 
     agreement = {"comparable": 5 if agreeing else 0, "agreeing": agreeing}
     told = answer._release({"what_if": rows, "agreement": agreement})
     assert named == told.partition(" ")[0]
+
+
+def test_no_page_is_sure_of_what_it_says_is_unknown() -> None:
+    pages = Path(__file__).with_name("excerpts.txt").read_text("utf-8").split("=" * 100)
+    heads = [" ".join(page.split("\n\n", maxsplit=1)[0].split()) for page in pages]
+    open_ones = [head for head in heads if "Who can change it is unknown" in head]
+
+    assert len(open_ones) > 9
+    assert [] == [head for head in open_ones if "Sure:" in head]

@@ -131,12 +131,10 @@ def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
     flag, totals = _flag(found), found["totals"]
     whole, prefilled = sum(ranked.values()), totals["processed"]
     if not ranked:
-        if None in (totals["again"], prefilled):
+        if _is_open(found):
             return f"Who can change it is unknown{_missing(found)}."
         if flag:
             return f"A flag saves tokens all the same: {flag}."
-        if totals.get("again_unknown") or totals.get("again_at_most"):
-            return f"Who can change it is unknown{_missing(found)}."
         return "There is nothing to change."
     held = max(totals["again"] or 0, totals.get("again_at_most") or 0)
     if not flag and held < CLEARLY * (prefilled or 0) and whole < CLEARLY_AT_MOST * prefilled:
@@ -152,6 +150,13 @@ def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
     do = _to_do(found, who)
     begins = do[0].lower() if do[1:2].islower() or do[1:2] == " " else do[0]
     return f"{lead} {begins}{do[1:]}{also}"
+
+
+def _is_open(found: Mapping[str, Any]) -> bool:
+    """True if it is unknown whether tokens were prefilled again, where no loss is known."""
+    totals = found["totals"]
+    may_be = totals.get("again_unknown") or totals.get("again_at_most")
+    return None in (totals["again"], totals["processed"]) or bool(may_be and not _flag(found))
 
 
 def _missing(found: Mapping[str, Any]) -> str:
@@ -242,8 +247,9 @@ def _sure(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
         rest = f"; {left} more {'has' if left == 1 else 'have'} no count to compare"
     reproduced = f"the replay reproduces {same} of {counted(comparable, 'request')}"
     if same == comparable:
-        if not ranked and _is_cut(found):
-            return f"Not sure, as the log is cut; {reproduced} to the token{rest}."
+        if not ranked and _is_open(found):
+            why = "is cut" if _is_cut(found) else "leaves this open"
+            return f"Not sure, as the {_whose(found)} {why}; {reproduced} to the token{rest}."
         return f"Sure: {reproduced} to the token{rest}."
     differing = [r["number"] for r in found["requests"] if r["agrees"] is False]
     return f"Less sure: {reproduced}, and not {numbered('request', differing)}{rest}."
