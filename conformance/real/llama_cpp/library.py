@@ -10,6 +10,7 @@ sequence ends before a call that ends the process, or after which a query would 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -327,7 +328,7 @@ def real_library(version: str, *, seed: int, sequences: int, presets: Sequence[s
                 agreeing=calls if found is None else found.step,
             )  # fmt: skip
     except WorkerError as error:
-        playing.not_compared(f"libllama {version} does not run here: {error}")
+        playing.not_compared(f"it does not run here: {error}")
     return tally.show()
 
 
@@ -346,23 +347,33 @@ def compared(
     """Each sequence as a line of a vector file, and its first difference."""
     profile = profile_of(version)
     python, rules = environment_for(version).ready(), rules_of(profile)
-    with (
-        TemporaryDirectory(prefix="cachesim-library-") as folder,
-        WorkerProcess(f"libllama of {version}", python, WORKER) as worker,
-    ):
+    worker: WorkerProcess | None = None
+    answered = False
+    with TemporaryDirectory(prefix="cachesim-library-") as folder, ExitStack() as workers:
         for number in playing.watched(range(sequences)):
+            if worker is None:
+                process = WorkerProcess(f"libllama {version}", python, WORKER)
+                worker = workers.enter_context(process)
             preset = presets[number % len(presets)]
             path = Path(folder) / f"{preset}.gguf"
             if not path.exists():
                 write_model(spec_of(Model(preset=preset)), path)
             drawn = draw(network_of(preset), rules, Random(f"library {seed} {number}"))
-            real = [shortened(result) for result in worker.play(drawn.asked(path))]
             line: JsonObject = {
                 "id": f"{preset}-{number}", "library": version, "rules": profile,
                 "preset": preset, "params": dict(drawn.params),
-                "operations": list(drawn.operations), "results": real,
+                "operations": list(drawn.operations),
             }  # fmt: skip
-            yield line, difference(real, drawn)
+            try:
+                line["results"] = [shortened(result) for result in worker.play(drawn.asked(path))]
+            except WorkerError as error:
+                if not answered:  # it does not run here at all
+                    raise
+                worker = None
+                yield line, playing.Difference(step=0, real=str(error), simulated="no end")
+                continue
+            answered = True
+            yield line, difference(line["results"], drawn)
 
 
 def shortened(result: JsonObject) -> JsonObject:
