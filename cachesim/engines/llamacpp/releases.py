@@ -117,6 +117,12 @@ OLDEST: Final = ServerRules(
 reports and their fixes, and no wheel confirms them: reverted on b8672, they show a report, not a
 release."""
 
+SEEN_BEFORE: Final = {
+    "ext_bytes", "short_ubatch", "rollback_split", "refuses_decreasing", "rollback_layers",
+    "single_use_rollback", "refuses_foreign_ids", "counts_positions",
+}  # fmt: skip
+"""Memory rules of b11549 that libllama shows in builds before it."""
+
 MERGED: Final[tuple[Merged, ...]] = (
     Merged(
         pull=5420,
@@ -309,6 +315,12 @@ MERGED: Final[tuple[Merged, ...]] = (
         sets={"reuse.cut_between_images": "error"},
     ),
     Merged(
+        name="short-ubatch-keeps",
+        about="a short ubatch leaves the older states as they are (was: copies undefined data)",
+        landed="b9873",
+        sets={"memory.short_ubatch": "kept"},
+    ),
+    Merged(
         pull=25070,
         about="the prompt cache never exceeds its limit: room is made first, a large entry refused",
         landed="b10068",
@@ -341,6 +353,18 @@ MERGED: Final[tuple[Merged, ...]] = (
         },
     ),
     Merged(
+        pull=25278,
+        about="the last tokens of a sequence stay in one ubatch, where states are kept for them",
+        landed="b10068",
+        sets={"memory.rollback_split": "keep-tail"},
+    ),
+    Merged(
+        pull=25449,
+        about="a batch in which a sequence's positions decrease is refused",
+        landed="b10068",
+        sets={"memory.refuses_decreasing": True},
+    ),
+    Merged(
         pull=26320,
         about="a draft that is replayed after a restore counts no token of the target as accepted",
         landed="b10566",
@@ -363,6 +387,22 @@ MERGED: Final[tuple[Merged, ...]] = (
         about="a saved cell of a model with several position sections has 12 bytes more, not 8",
         landed="b10809",
         sets={"memory.ext_bytes": memory.B11434.ext_bytes},
+    ),
+    Merged(
+        name="convolutions-roll-back",
+        about="LFM2's convolutions keep states for a rollback; a second rollback is refused",
+        landed="b10809",
+        sets={
+            "memory.rollback_layers": memory.B11434.rollback_layers,
+            "memory.single_use_rollback": True,
+            "memory.refuses_foreign_ids": True,
+        },
+    ),
+    Merged(
+        name="positions-once",
+        about="a sequence that is copied twice leaves no positions behind",
+        landed="b10809",
+        sets={"memory.counts_positions": False},
     ),
     Merged(
         pull=28302,
@@ -419,7 +459,7 @@ MERGED: Final[tuple[Merged, ...]] = (
             **{
                 f"memory.{field}": getattr(memory.B11434, field)
                 for field in memory.differing(memory.B9509, memory.B11434)
-                if field != "ext_bytes"  # seen in b10809
+                if field not in SEEN_BEFORE
             },
         },
     ),

@@ -28,7 +28,7 @@ class MemoryRules:
 
     # recurrent rows
     rollback_layers: frozenset[LayerKind]
-    """Kinds of recurrent layer whose architectures may roll back (#22673; more later: #28123)."""
+    """Kinds of recurrent layer whose architectures may roll back (#22673; more later)."""
     rollback_split: RollbackSplit
     """`keep-tail` keeps the last tokens of a sequence in one ubatch (#25278)."""
     single_use_rollback: bool
