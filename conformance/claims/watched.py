@@ -45,6 +45,7 @@ class Watch:
     born: list[Computed] = field(default_factory=lambda: [Computed(-1)])
     rows: dict[bytes, list[int]] = field(default_factory=dict)  # logits -> births
     marks: dict[int, int] = field(default_factory=lambda: {0: NOBODY})  # in a row -> birth
+    formers: dict[tuple[int, str], int] = field(default_factory=dict)  # the last that each read
 
     def own(self, birth: int, place: str) -> int:
         """The position at which a token looks: its own."""
@@ -75,7 +76,10 @@ class Watch:
             if place == "recurrent":
                 former = self.born[birth].former
             else:
-                former = next((cell.birth for cell in self.cells(birth, place)[::-1]), NOBODY)
+                former = self.formers.get((birth, place))
+                if former is None:
+                    former = next((cell.birth for cell in self.cells(birth, place)[::-1]), NOBODY)
+                    self.formers[birth, place] = former
             if former is None:
                 return None
             birth = former
