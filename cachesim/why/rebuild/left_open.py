@@ -1,8 +1,8 @@
 """Other prompts that fit a log: what its lines leave open is drawn anew, request by request.
 
-    line      f_sim = 0.247: the slot's first 683 to 688 tokens; no line compares the prompt cache
-    least     [ 683 of the slot ][ new .................... ]
-    most      [ 688 of the slot ][ an earlier conversation's ........ ][ new ]
+    line      f_sim = 0.247: the slot's first 683 to 688 tokens
+    least     [ 683 of the slot ][ new ................... ]
+    most      [ 688 of the slot ....... ][ new ........... ]
 
 A draw is taken only if a copy of the server answers it as the log says.
 """
@@ -18,18 +18,12 @@ from cachesim.why.read.observed import Observed
 from cachesim.why.rebuild.from_log import ENTRY, Candidate, Rebuilder, matches_choice
 from cachesim.why.replay.replayed import Rebuilt, Replay
 
-HEADER: Final = 3
-"""Tokens before the first text of a chat: a mark, a role, a line end."""
-
 MOST_DRAWN: Final = 8
 """Most prompts drawn for a request, besides those of the likeliest replay."""
 
 
 class OtherPrompts(Rebuilder):
-    """A replay of the log with other prompts: draw 0 shares the least, 1 the most, others between.
-
-    Prompts that no line compares may share with any earlier conversation.
-    """
+    """A replay with other prompts: draw 0 shares the least, 1 the most, others between."""
 
     def __init__(self, replay: Replay, draw: int) -> None:
         super().__init__(replay.log, replay.settings, replay.hints)
@@ -43,7 +37,7 @@ class OtherPrompts(Rebuilder):
         limits = [*_limits(request, len(usual[0].prompt), slots, entries)]
         drawn = [
             candidate
-            for candidate in self._others(rebuilt, usual, [*slots, *entries])
+            for candidate in self._others(rebuilt, usual)
             if matches_choice(request, candidate, held, least)
             and all(candidate.prompt.common(rope) <= most for rope, most in limits)
         ]
@@ -51,45 +45,25 @@ class OtherPrompts(Rebuilder):
             self._rng.shuffle(drawn)
         return [*drawn[:MOST_DRAWN], *usual]
 
-    def _others(
-        self, rebuilt: Rebuilt, usual: Sequence[Candidate], held: Sequence[Rope]
-    ) -> Iterator[Candidate]:
-        """Prompts that part elsewhere from their holder, and go on like another conversation."""
+    def _others(self, rebuilt: Rebuilt, usual: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Prompts that part elsewhere from their holder."""
         slots, entries = self.player.held()
         names = {f"slot {n}": rope for n, rope in enumerate(slots)}
         names |= {f"{ENTRY} {n}": rope for n, rope in enumerate(entries)}
         holders = {(each.holder, each.cache_prompt): each for each in reversed(usual)}
-        conversations = [*held, *self._earlier()]
         for candidate in reversed(holders.values()):
             known, whole = candidate.common, len(candidate.prompt)
             rope = names.get(candidate.holder, Rope())
             bounds = (known.low, known.high) if known.how == "bounded" else (known.value,) * 2
             low, high = (min(at or 0, len(rope), whole) for at in bounds)
             start = rope[: self._between(low, high)]
-            yield self._with(rebuilt, candidate, start, rope)
-            if self._draw:
-                self._rng.shuffle(conversations)
-                for other in conversations:
-                    if start.common(other) == len(start) < len(other):
-                        end = self._between(len(start) + HEADER, min(len(other), whole))
-                        yield self._with(rebuilt, candidate, other[: min(end, whole)], rope)
-
-    def _with(self, rebuilt: Rebuilt, like: Candidate, start: Rope, rope: Rope) -> Candidate:
-        prompt = self._filled(rebuilt.observed, start, rope, len(like.prompt))
-        return replace(like, prompt=prompt, goes_on=False, at_joint=False)
+            prompt = self._filled(rebuilt.observed, start, rope, whole)
+            yield replace(candidate, prompt=prompt, goes_on=False, at_joint=False)
 
     def _between(self, low: int, high: int) -> int:
         if self._draw < 2 or high <= low:
             return high if self._draw == 1 else low
         return self._rng.randint(low, high)
-
-    def _earlier(self) -> Iterator[Rope]:
-        """All conversations so far: another setting may still hold those that are gone."""
-        for request in self.replay.requests:
-            if request.submitted is not None:
-                rope = request.submitted.prompt[:]
-                rope += request.submitted.reply
-                yield rope
 
 
 def _limits(
