@@ -59,7 +59,7 @@ from cachesim.cli.main import main
 main(["run", "llama.cpp-two-codes"])
 print(*(name for name in sys.modules if name.startswith("cachesim.prove.")))
 """
-COMMAND = {"command", "llama_cpp", "llama_cpp.fitting"}
+COMMAND = {"command", "llama_cpp", "llama_cpp.fitting", "workbench"}
 
 
 def test_the_line_costs_nothing_of_the_real_servers() -> None:
