@@ -233,8 +233,8 @@ def run_command(
         refuse_beside("--brief", {"--explain": explain, "--step": step, "--watch": watch})
     if watch:
         further = {"--explain": explain, "--step": step, "--jobs": jobs, "--timeout": timeout}
-        further |= {"--no-verify": not verify, "--report": report, "--picture": picture}
-        refuse_beside("--watch", further)
+        written = {"--no-verify": not verify, "--report": report, "--picture": picture}
+        refuse_beside("--watch", {**further, **written})
     deadline = Deadline.after(timeout)
     page = output_at(report, "--report", PAGE)
     processes = processes_wanted(jobs)

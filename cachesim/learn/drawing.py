@@ -31,7 +31,7 @@ class InNotebook:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        pictures = getattr(self, "shown", (("", "", self),))
+        pictures: Iterable[tuple[Any, ...]] = getattr(self, "shown", (("", "", self),))
         drawn = (
             f"<p>{escape(f'{value} {said}')}</p>{each.svg('n')}" for value, said, each in pictures
         )
