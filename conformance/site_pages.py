@@ -44,7 +44,7 @@ from two_codes import LENGTHS  # type: ignore[import-not-found]  # isort: skip
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
 PAGES: Final = (
     "index.html", LESSON, "_generated/lessons/11-server-log.html", "_generated/causes.html",
-    "quickstart.html", "install.html", "gallery.html", "measurements.html",
+    "quickstart.html", "install.html", "gallery.html",
     "_generated/releases.html", "_generated/python.html", "_generated/flags.html",
     "howto/hybrid-reprocesses-everything.html", "search.html",
 )  # fmt: skip
