@@ -128,6 +128,13 @@ def recalled(tab: Any) -> None:
     say("a conversation gets the value that stands in the other one")
 
 
+def share(tab: Any) -> None:
+    """Put the link into the address bar; it is packed first."""
+    before = tab.url
+    tab.click("#share")
+    tab.wait_for_function("before => location.href !== before", arg=before)
+
+
 def played(tab: Any) -> None:
     """The story of three requests, its bytes, what follows from a drag, every opening, the link."""
     tab.get_by_role("button", name="Three requests").click()
@@ -148,7 +155,7 @@ def played(tab: Any) -> None:
     tab.get_by_label("length of hello", exact=True).press("Tab")
     wait(tab, f"{RESULT}.fate === 'lost'")
     say("one token more in the first request, and the third is right")
-    tab.click("#share")
+    share(tab)
     tab.goto(tab.url)
     tab.reload()
     wait(tab)

@@ -319,11 +319,11 @@ def _decide_alike(
             scheduler.compare(release, SEED, range(count), started=real)
             for scheduler, count in schedulers
         ]
-        searched = usual.compare_guided(release, SEED, range(guided), started=real)
-    said = f"{sum(n for _, n in schedulers)} workloads"
-    if guided:
-        said += f", {searched.total('agreeing')} of a guided search"
-    return all(agreement.all_agree for agreement in (*found, searched)), said
+        said = f"{sum(n for _, n in schedulers)} workloads"
+        if guided:
+            found.append(usual.compare_guided(release, SEED, range(guided), started=real))
+            said += f", {found[-1].total('agreeing')} of a guided search"
+    return all(agreement.all_agree for agreement in found), said
 
 
 def compared(known: Sequence[str], closely: Sequence[str] = (), *, every: bool) -> list[str]:

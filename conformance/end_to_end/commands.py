@@ -322,7 +322,7 @@ def run_advice() -> Result:
 
 OURS: Final = frozenset(
     {"--what-if", "--worst", "--request", "--scenario", "--report", "--format", "--trace", "--tune"}
-    | {"--gguf", "--all", "--profile", "--model", "--set"}
+    | {"--gguf", "--all", "--profile", "--model", "--set", "--help"}
 )
 """Flags of cachesim itself that a report names."""
 

@@ -400,7 +400,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="positions-once",
-        about="a sequence that is copied twice leaves no positions behind",
+        about="a sequence that is copied twice counts each position once",
         landed="b10809",
         sets={"memory.counts_positions": False},
     ),

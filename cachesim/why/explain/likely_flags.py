@@ -26,7 +26,7 @@ from cachesim.why.infer.settings import (
 )
 from cachesim.why.infer.sizes import sizes_of
 from cachesim.why.rebuild.from_log import Rebuilder
-from cachesim.why.replay.replayed import Hints, Replay
+from cachesim.why.replay.replayed import Hints, Rebuilt, Replay
 
 SILENT: Final[Mapping[str, Sequence[Any]]] = {
     "ubatch_size": (),
@@ -51,8 +51,8 @@ BEFORE_END: Final = 4
 
 ROUNDS: Final = 3
 
-MOST_PLAYED: Final = 500
-"""Requests that are replayed for it: some three seconds."""
+MOST_PLAYED: Final = 600_000
+"""Tokens of requests that are replayed for it, of all servers of a log: some seconds."""
 
 FIRST: Final = 60
 """Requests of a log with which other flags are tried."""
@@ -65,35 +65,41 @@ LEAST_MORE: Final = 2
 
 
 def with_likeliest_flags(
-    replay: Replay, hints: Hints, rebuild: Callable[[Settings], Replay]
-) -> Replay:
-    """The replay, or that of a server with other flags, which reproduces more of the log.
+    replay: Replay, hints: Hints, rebuild: Callable[[Settings], Replay], most: int = MOST_PLAYED
+) -> tuple[Replay, int]:
+    """The replay, or that of a server with other flags, which reproduces more of the log; and the
+    number of tokens that were replayed for it, not many more than `most`.
 
     `hints`: what the replay found out about requests; `rebuild` replays the log in several passes.
     """
-    if len(replay.comparable) < ENOUGH:
-        return replay
+    if len(replay.comparable) < ENOUGH or most <= 0:
+        return replay, 0
     first = FIRST if len(replay.requests) > FIRST else None
     best = replace(replay, requests=replay.requests[:first])
     played = 0
     for _ in range(ROUNDS):
         own = best
         for settings in _others(own):
-            if best.as_sent == len(best.comparable) or played > MOST_PLAYED:
+            if best.as_sent == len(best.comparable) or played > most:
                 break
             other = _played(replay, hints, settings, best.as_sent + 1, first)
-            played += len(other.requests)
+            played += sum(map(_tokens, other.requests))
             best = max(best, other, key=lambda each: each.as_sent)
         if best is own:
             break
     if best.settings is replay.settings:
-        return replay
+        return replay, played
     found = rebuild(best.settings)
     more = 1 if found.as_sent == len(found.comparable) else LEAST_MORE
     if found.as_sent < replay.as_sent + more:
-        return replay
+        return replay, played
     found.settings.inferred = _why(found, replay)
-    return found
+    return found, played
+
+
+def _tokens(request: Rebuilt) -> int:
+    sent = request.submitted
+    return 0 if sent is None else len(sent.prompt) + len(sent.reply)
 
 
 def _played(

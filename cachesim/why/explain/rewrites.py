@@ -162,7 +162,7 @@ REWRITES: Final = {
         ),
         _word(
             "call-ids",
-            "the ids of calls were made anew",
+            "the ids of calls were made again",
             "Send each call's id back as it came.",
         ),
         _word(

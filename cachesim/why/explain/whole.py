@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.scenario.shipped import shipped_files
-from cachesim.why.explain.likely_flags import with_likeliest_flags
+from cachesim.why.explain.likely_flags import MOST_PLAYED, with_likeliest_flags
 from cachesim.why.explain.report import States, report_of, request_entry
 from cachesim.why.infer.evidence import common_with_holder, lengths_of
 from cachesim.why.infer.settings import (
@@ -113,7 +113,7 @@ def replays_of(
     """Replay parsed logs; `progress` takes lines, and is called for several passes over them."""
     if not read.servers:
         raise InputError(_nothing_in(read))
-    replays = []
+    replays, left = [], MOST_PLAYED
     for server in read.servers:
         if user.chats:
             server.holds_chats()
@@ -124,7 +124,10 @@ def replays_of(
                 replay = with_likeliest_model(replay, progress)
                 replay = _with_likeliest_release(replay, user, progress)
                 again = partial(rebuild, server, progress=progress)
-                replays.append(with_likeliest_flags(replay, hints_after(replay), again))
+                # Trap: a log may hold the lines of many servers, and all share what may be tried.
+                likeliest, played = with_likeliest_flags(replay, hints_after(replay), again, left)
+                left -= played
+                replays.append(likeliest)
             except (OptionError, UpstreamAbort) as error:
                 given = " and ".join(
                     f"--set {name}={value}" for name, value in user.options.items()
