@@ -140,7 +140,7 @@ def order_for(inner: int, columns: int) -> Order:
 def attention_ladder_for(heads: int, size: int, block: int) -> Ladder:
     """The heights for rows times a block of one head's keys, or of its values."""
     ladder = below_threads(ATTENTION_LADDER, block * size)
-    mixable = (tokens for tokens in (ladder, ladder[1:]) if sides_mix(tokens, heads, size, block))
+    mixable = (tall for tall in (ladder, ladder[1:]) if sides_mix(tall, heads, size, block))
     return next(mixable, ALONE)
 
 

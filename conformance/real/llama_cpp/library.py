@@ -83,7 +83,6 @@ class Simulated:
 
     def play(self, operation: Operation) -> JsonObject:
         result: JsonObject = getattr(self, f"do_{operation['do']}")(operation)
-        self.context.check_integrity()
         positions = [
             [self.context.seq_pos_min(seq), self.context.seq_pos_max(seq)] for seq in self.sequences
         ]
@@ -179,6 +178,7 @@ def draw(spec: ModelSpec, rules: MemoryRules, rng: Random) -> Sequenced:
             result = simulated.play(operation)
         except (UpstreamAbort, ContractError):
             break
+        simulated.context.check_integrity()  # of the port: no reason to end a sequence
         operations.append(operation)
         results.append(result)
     return Sequenced(params=params, operations=tuple(operations), results=tuple(results))
@@ -305,6 +305,7 @@ def mismatch(
     simulated = Simulated(network_of(line["preset"]), line["params"], rules)
     operations = tuple(line["operations"])
     results = tuple(map(simulated.play, operations))
+    simulated.context.check_integrity()
     drawn = Sequenced(params=line["params"], operations=operations, results=results)
     return difference(line["results"], drawn)
 
