@@ -203,8 +203,10 @@ def drawn_operation(
             interval = [-1, -1] if whole else drawn_range(rng, simulated, seq)
             return operation | {"to": rng.choice(simulated.sequences), "range": interval}
         case "seq_add":
-            interval = drawn_range(rng, simulated, seq)
-            return operation | {"range": interval, "delta": rng.randint(-20, 12)}
+            first, end = drawn_range(rng, simulated, seq)
+            # No server moves a state below 0: the port's account of its cells does not hold there.
+            delta = max(rng.randint(-20, 12), -max(first, 0))
+            return operation | {"range": [first, end], "delta": delta}
         case "seq_div":
             return operation | {"range": drawn_range(rng, simulated, seq), "divisor": 2}
         case "clear":
