@@ -311,3 +311,23 @@ def test_names_that_programs_beside_the_package_import_exist() -> None:
     ]
 
     assert [] == missing
+
+
+BESIDE_A_FILE = re.compile(
+    r"""Path\(__file__\)(?:\.resolve\(\))?\.parents?(?:\[(\d)\])?((?:\s*/\s*"[^"]+")+)"""
+)
+
+
+def test_every_path_that_starts_at_a_file_exists() -> None:
+    """A file that moves takes its count of parents with it, and the count then names nothing."""
+    made = {ROOT / "docs" / "_generated", ROOT / "docs" / "_build"}
+    missing = {
+        f"{path.relative_to(ROOT)}: {place.relative_to(ROOT)}"
+        for folder in ("cachesim", "conformance", "tests", "docs", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for above, below in BESIDE_A_FILE.findall(path.read_text(encoding="utf-8"))
+        for place in [path.parents[int(above or 0)].joinpath(*re.findall(r'"([^"]+)"', below))]
+        if place not in made and not place.exists()
+    }
+
+    assert set() == missing

@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import cachesim
 from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
 from cachesim.processes import pool_of
@@ -37,21 +38,27 @@ from cachesim.traces.replay import Cell, Seams, row_of
 
 TABLE: Final = "CREATE TABLE IF NOT EXISTS cells (key TEXT PRIMARY KEY, cell TEXT, outcome TEXT)"
 
-PACKAGES: Final = ("engines", "model", "traces")
+PACKAGES: Final = ("engines", "model", "play", "traces", "verify", "why")
 """Packages whose code affects a result."""
 
 
 EVERYTHING: Final = (".",)
 
-HOME: Final = Path(__file__).parents[2]
+HOME: Final = Path(cachesim.__file__).parent
+"""The folder of the program: a count of parents would name another one after this file moves."""
 
 
 @cache
 def code_digest(packages: tuple[str, ...] = PACKAGES, home: Path = HOME) -> str:
     """A digest of the source that replays a cell, or of other packages."""
     digest = hashlib.sha256()
-    for path in sorted(path for room in packages for path in (home / room).rglob("*.py")):
-        digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
+    for room in packages:
+        paths = sorted((home / room).rglob("*.py"))
+        if not paths:
+            # The digest of no file would be the same after every change of the code.
+            raise FileNotFoundError(f"{home / room} holds no source")
+        for path in paths:
+            digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -27,7 +29,16 @@ from cachesim.traces import sweep as sweeping
 from cachesim.traces.plan import plan_of
 from cachesim.traces.replay import Cell, play, row_of, scaled
 from cachesim.traces.source import Source, made_requests
-from cachesim.traces.sweep import attempt, flat, key_of, open_store, play_cells
+from cachesim.traces.sweep import (
+    EVERYTHING,
+    PACKAGES,
+    attempt,
+    code_digest,
+    flat,
+    key_of,
+    open_store,
+    play_cells,
+)
 from tests.fixtures import Capture, Patch, complaint, output
 
 SMALL: Final[dict[str, Any]] = {
@@ -206,6 +217,37 @@ def test_the_key_of_a_cell_is_what_decides_its_outcome(tmp_path: Path) -> None:
 
     assert keys[0] == keys[1]
     assert keys[0] != keys[2]
+
+
+def test_the_digest_of_the_code_covers_every_package_that_a_replay_loads() -> None:
+    shown = "import sys, cachesim.traces.playing; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", shown], capture_output=True, text=True, check=True
+    ).stdout.split()
+    program = Path(cachesim.__file__).parent
+
+    packages = {
+        name.split(".")[1]
+        for name in loaded
+        if name.startswith("cachesim.") and (program / name.split(".")[1]).is_dir()
+    }
+
+    assert packages <= set(PACKAGES)
+    assert packages >= {"engines", "model", "traces"}
+
+
+def test_a_change_of_the_code_changes_its_digest(tmp_path: Path) -> None:
+    def digest_of(text: str) -> str:
+        (tmp_path / "rule.py").write_text(text)
+        return code_digest.__wrapped__(EVERYTHING, tmp_path)
+
+    assert digest_of("KEPT = 1\n") == digest_of("KEPT = 1\n")
+    assert digest_of("KEPT = 1\n") != digest_of("KEPT = 2\n")
+
+
+def test_a_digest_of_no_code_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no source"):
+        code_digest(EVERYTHING, tmp_path)
 
 
 def test_a_file_that_is_no_store_is_wrong_usage(tmp_path: Path) -> None:

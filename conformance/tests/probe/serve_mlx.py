@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = Path(__file__).parents[2] / "cachesim" / "prove" / "mlx_lm"
+PARTS = Path(__file__).parents[3] / "cachesim" / "prove" / "mlx_lm"
 VOCABULARY = 72
 
 
