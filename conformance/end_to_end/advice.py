@@ -5,9 +5,11 @@
 With `--keep`, a life whose first run is in the folder is not played again: the same traffic tries
 another version of the program.
 
-A life is drawn from a seed: release, model, level of the log, flags, and clients of one kind. Its
-log goes through the installed program. Where that recommends a setting, a second server is started
-with it, and gets the same requests: the bodies that the first one got, in the same order. One that
+A life is drawn from a seed: release, model, level of the log, flags, and clients of one kind. Most
+flags are far from good (`POOR`), as those of a user who asks for advice. The log goes through the
+installed program: through `why --tune`, and where that recommends a setting through `why`, which
+also replays other releases, and whose numbers count. Then a second server is started with the
+setting, and gets the same requests: the bodies that the first one got, in the same order. One that
 goes out beside others does so when the one before it has its slot. A reply is greedy, and its
 length is fixed; where it differs all the same, that is counted.
 
@@ -24,14 +26,14 @@ prints its own; and the model's layers, because at the default level a file's na
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from random import Random
@@ -64,6 +66,25 @@ from conformance.end_to_end.program import load, run
 RELEASES: Final = ("b9538", "b10566", "b11549")
 MODELS: Final = ("dense", "hybrid", "recurrent", "swa")
 KINDS: Final = (AGENTS, FOUR, SEVERAL, PINNED)
+
+POOR: Final[Mapping[str, tuple[float, Sequence[Any]]]] = {
+    "ubatch_size": (0.6, (64, 128, 256)),
+    "ctx_checkpoints": (0.35, (1, 2, 3)),
+    "checkpoint_min_step": (0.35, (512, 1024, 2048, 4096)),
+    "cache_ram": (0.35, (1,)),
+    "slot_prompt_similarity": (0.2, (0.5, 0.8)),
+}
+"""How often a flag is one of these, which cost tokens, instead of what `draw_options_of_programs`
+drew.
+"""
+
+ONE_SLOT: Final = 0.5
+"""Part of the servers for agents that have one slot, for up to three conversations."""
+
+SKIPPED: Final[Mapping[str, float]] = {"dense": 0.7, FOUR: 0.6}
+"""Part of the lives that are not played: a model that keeps all tokens has little to gain, and
+requests that overlap are rarely proven.
+"""
 
 WITHIN: Final = 2
 """Percent of the prefilled tokens by which a promise may be missed."""
@@ -152,19 +173,31 @@ class Result:
         return kind if self.again in (None, self.prefilled) else "not steady"
 
 
+def draw_options(rng: Random, able: Abilities, kind: str) -> dict[str, Any]:
+    """Flags of a server whose user asks for advice."""
+    options = draw_options_of_programs(rng, able, kind)
+    if kind == AGENTS and rng.random() < ONE_SLOT:
+        options |= {"parallel": 1, "ctx_size": 16384}
+    for name, (often, values) in POOR.items():
+        if rng.random() < often and able.has(name):
+            options[name] = rng.choice(values)
+    return options
+
+
 def lives(seed: int) -> Iterator[Life]:
-    """Every release, model, level and kind in turn; flags are drawn."""
+    """Every release, model, level and kind in turn, but those `SKIPPED`; flags are drawn."""
     every = [*product(RELEASES, MODELS, (DEFAULT, PRINTING), KINDS)]
     Random(f"advice {seed}").shuffle(every)
     number = 0
     while True:
         for release, model, verbosity, kind in every:
             rng = Random(f"advice flags {seed} {number}")
-            options = draw_options_of_programs(rng, Abilities(release), kind)
-            yield Life(
-                number=number, release=release, model=model, verbosity=verbosity, kind=kind,
-                options=options, seed=seed,
-            )  # fmt: skip
+            skipped = max(SKIPPED.get(model, 0.0), SKIPPED.get(kind, 0.0))
+            if rng.random() >= skipped:
+                yield Life(
+                    number=number, release=release, model=model, verbosity=verbosity, kind=kind,
+                    options=draw_options(rng, Abilities(release), kind), seed=seed,
+                )  # fmt: skip
             number += 1
 
 
@@ -212,14 +245,16 @@ def tried(life: Life, keep: Path | None = None) -> Result:
         if not was_kept:
             first.write(folder)
         result.prefilled = first.prefilled
-        words = ["why", "server.log", "--format", "json", "--profile", life.release]
-        ran = run([*words, "--model", life.model], folder)
-        if ran.status:
-            return replace(result, why=f"status {ran.status}: {ran.err.strip()[-100:]}")
-        stated = json.loads(ran.out)
-        tuned = stated["tuned"]
-        if tuned is None or not tuned["recommended"]["changes"]:
-            return replace(result, why=f"no advice: {no_advice(stated)}")
+        tuned: dict[str, Any] = {}
+        for more in ("--tune",), ():
+            words = ["why", *more, "server.log", "--format", "json", "--profile", life.release]
+            ran = run([*words, "--model", life.model], folder)
+            if ran.status:
+                return replace(result, why=f"status {ran.status}: {ran.err.strip()[-100:]}")
+            stated = json.loads(ran.out)
+            tuned = stated if more else stated["tuned"]
+            if tuned is None or not tuned["recommended"]["changes"]:
+                return replace(result, why=f"no advice: {no_advice(tuned)}")
         result.flags = " ".join(tuned["recommended"]["flags"])
         result.promised = tuned["own"]["processed"] - tuned["recommended"]["processed"]
         changed = {**life.options, **tuned["recommended"]["changes"]}
@@ -236,12 +271,12 @@ def tried(life: Life, keep: Path | None = None) -> Result:
     return result
 
 
-def no_advice(stated: Mapping[str, Any]) -> str:
-    """The reason, shortened to a kind that can be counted."""
-    tuned = stated["tuned"]
+def no_advice(tuned: Mapping[str, Any] | None) -> str:
+    """The reason, without its numbers, so that it can be counted."""
     if tuned is None:
         return "most requests are not reproduced"
-    return tuned["withheld"].partition(": ")[2] or "no setting saves tokens"
+    withheld = re.sub(r"^.*?: |`[^`]*`|--\S+( \d+)?|\d[\d,]*", "", tuned["withheld"])
+    return " ".join(withheld.split()) or "no setting saves tokens"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -253,6 +288,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--advice", type=int, default=60, help="Pieces of advice to carry out.")
     parser.add_argument("--lives", type=int, default=400, help="Most lives that are played.")
+    parser.add_argument("--start", type=int, default=0, help="The first life that is played.")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="Folder for logs; a first run there is read.")
     arguments = parser.parse_args(words)
@@ -262,15 +298,19 @@ def main(words: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     carried_out = 0
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for batch_start in range(0, arguments.lives, arguments.jobs):
-            batch = islice(lives(arguments.seed), batch_start, batch_start + arguments.jobs)
-            for result in pool.map(partial(tried, keep=arguments.keep), batch):
+        drawn = islice(lives(arguments.seed), arguments.start, arguments.lives)
+        running: set[Future[Result]] = set()
+        while True:
+            wanted = arguments.jobs - len(running) if carried_out < arguments.advice else 0
+            running |= {pool.submit(tried, life, arguments.keep) for life in islice(drawn, wanted)}
+            if not running:
+                break
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for result in (future.result() for future in done):
                 counts[result.verdict] += 1
                 carried_out += not result.why
                 sys.stdout.write(line(result) + "\n")
                 sys.stdout.flush()
-            if carried_out >= arguments.advice:
-                break
     for verdict, count in counts.most_common():
         sys.stdout.write(f"{count:4}  {verdict}\n")
     wrong = counts["WRONG SIGN"]

@@ -7,8 +7,9 @@ from typing import Final
 import pytest
 
 from cachesim.why.advise import tuning
-from cachesim.why.advise.orders import Order, other_orders
-from cachesim.why.advise.tuning import confirmed, of_dump, runs_of
+from cachesim.why.advise.orders import Order, other_orders, overlapping
+from cachesim.why.advise.tuning import Tuned, confirmed, of_dump, of_log, runs_of, summary
+from cachesim.why.advise.what_if import swept
 from cachesim.why.explain import whole
 from cachesim.why.explain.whole import UserSettings, read_files, replays_of
 from cachesim.why.replay.replayed import Replay
@@ -43,8 +44,9 @@ def test_a_saving_that_depends_on_where_a_prompt_parts_is_not_promised() -> None
     best = tuning.run_trial(tuning.Trial(tuple(untried), {"checkpoint_min_step": 64}))
     assert own is not None
     assert best is not None
-    assert best == confirmed([own, best], untried)[0]  # the likeliest prompts alone
-    recommended, reason = confirmed([own, best], runs)
+    likeliest = confirmed([own, best], Tuned(tuple(untried), ""))[0]
+    assert best == likeliest
+    recommended, reason = confirmed([own, best], Tuned(tuple(runs), ""))
     assert own == recommended
     assert "1,853 tokens fewer for some that fit, 3,664 tokens fewer for others" in reason
 
@@ -96,6 +98,53 @@ def test_a_promise_of_overlapping_requests_stands_their_other_orders(tmp_path: P
     orders = {getattr(each, "order", ()) for each in run.all_that_fits()}
     assert (L1, L0, F0, F1) in orders
     assert (L0, F0, L1, F1) in orders
+
+
+@pytest.mark.parametrize(("slot", "found"), [(1, {0, 1}), (0, set[int]())])
+def test_requests_of_one_slot_never_overlap_though_a_cut_log_lacks_an_end(
+    slot: int, found: set[int]
+) -> None:
+    assert found == overlapping((L0, L1, F1), {0: 0, 1: slot})
+
+
+COMPARED: Final = "slot get_availabl: id  3 | task -1 |  - checking sim = 0.001 (1/700) > 0.100\n"
+
+
+def two_at_once(second: int, compared: str = "") -> str:
+    """Two requests that overlap: the first of 900 tokens."""
+    return (
+        launched(1, "LRU, t_last = -1", level=JUNE, slot=3)
+        + compared
+        + launched(2, "LRU, t_last = -1", level=JUNE, slot=2)
+        + finished(1, read=900, said=4, held=903, slot=3)
+        + finished(2, read=second, said=4, held=second + 3, slot=2)
+    )
+
+
+def one_alone(task: int, tokens: int) -> str:
+    alone = launched(task, "LRU, t_last = -1", level=JUNE, slot=1)
+    return alone + finished(task, read=tokens, said=4, held=tokens + 3, slot=1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "withheld"),
+    [
+        (two_at_once(700), True),
+        (two_at_once(700, COMPARED), False),
+        (two_at_once(700) + one_alone(3, 90_000), False),  # 2 % are no reason to say nothing
+        (one_alone(1, 900) + one_alone(2, 700), False),
+    ],
+)
+def test_nothing_is_promised_where_no_line_says_which_overlapping_prompts_begin_alike(
+    tmp_path: Path, lines: str, *, withheld: bool
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(lines)
+    tuned = of_log([replayed(log, "dense")], None)
+    found = summary(swept(tuned), tuned)
+
+    assert withheld == ("2 requests overlapped" in found["withheld"])
+    assert withheld == (len(found["tried"]) == 1)
 
 
 PRINTED: Final = Path(__file__).with_name("printed-prefix.log")

@@ -59,8 +59,8 @@ def test_no_advice_where_the_setting_moves_what_is_left_out() -> None:
     tempting = replace(other, processed=own.processed // 2)
 
     assert 40 + 1552 == other.open  # the replay's error, and what the setting changes
-    assert own == confirmed([own, tempting], tuned.runs)[0]
-    assert "the requests left out may change by" in confirmed([own, tempting], tuned.runs)[1]
+    assert own == confirmed([own, tempting], tuned)[0]
+    assert "the requests left out may change by" in confirmed([own, tempting], tuned)[1]
 
 
 def test_no_other_sum_of_prefilled_tokens_is_made_of_a_replay() -> None:

@@ -6,7 +6,7 @@ one by one    L0 F0 L1 F1 L2 F2 L3 F3
 earlier       L0 L1 L2 F0 F1 L3 F2 F3       only where fewer ran than there are slots
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
 Order: TypeAlias = tuple[tuple[str, int], ...]
@@ -30,6 +30,20 @@ def other_orders(order: Order, slots: int) -> list[Order]:
     if min(peaks) < slots:
         found += [_earlier(order, passes) for passes in PASSES]
     return [other for other in dict.fromkeys(found) if other != order]
+
+
+def overlapping(order: Order, slots: Mapping[int, int]) -> set[int]:
+    """Requests that ran while another one did; the next one in a slot ends one that has no end."""
+    running: set[int] = set()
+    found: set[int] = set()
+    for what, number in order:
+        if what == FINISH:
+            running.discard(number)
+        elif what == LAUNCH:
+            running = {other for other in running if slots.get(other) != slots.get(number)}
+            running.add(number)
+            found |= running if len(running) > 1 else set()
+    return found
 
 
 def _peaks(order: Order) -> list[int]:

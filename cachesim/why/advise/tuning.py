@@ -12,6 +12,7 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.play.session import Session
@@ -19,7 +20,7 @@ from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 from cachesim.why.advise.orders import Order, other_orders
-from cachesim.why.advise.workloads import more_of, workloads_of
+from cachesim.why.advise.workloads import more_of, uncompared, workloads_of
 from cachesim.why.explain.live import Live
 from cachesim.why.explain.whole import UserSettings
 from cachesim.why.explain.wrong import wrong_with
@@ -64,6 +65,14 @@ class ServerRun:
     others: tuple[Replayable, ...] = ()
     replay: Replay | None = None
 
+    @property
+    def uncompared(self) -> list[Counts]:
+        """Requests that overlapped others, without a line that says which begin alike."""
+        if self.replay is None:
+            return []
+        numbers = uncompared(self.replay)
+        return [each for each in (*self.proof.proven, *self.proof.out) if each.number in numbers]
+
     def all_that_fits(self) -> list[Replayable]:
         """The likeliest requests, and all others that fit the log."""
         found = [self.subject, *self.others]
@@ -101,6 +110,18 @@ class Tuned:
     def requests(self) -> int:
         """Total number of requests."""
         return sum(run.subject.requests for run in self.runs)
+
+    @property
+    def unproven(self) -> str:
+        """Why no saving could be proven, whatever is tried; empty where one could."""
+        if not self.proven:
+            return NOTHING_PROVEN
+        hidden = [counts for run in self.runs for counts in run.uncompared]
+        tokens = sum(each.most if each.prefilled is None else each.prefilled for each in hidden)
+        logged = sum(sum(run.proof.logged.values()) for run in self.runs)
+        if tokens <= MATTERS * logged:
+            return ""
+        return UNCOMPARED_REQUESTS.format(counted(len(hidden), "request"))
 
     @property
     def left_out(self) -> str:
@@ -458,15 +479,19 @@ def recommended(found: Sequence[TrialResult]) -> TrialResult:
 NOTHING_PROVEN: Final = (
     "No setting is recommended: the replay reproduces no request with both its counts."
 )
+UNCOMPARED_REQUESTS: Final = (
+    "No setting is recommended: {} overlapped others, and no line says which of their prompts "
+    "begin alike. Recent releases print it with `-lv 4`; `cachesim record` sees it on any."
+)
 WRONG: Final = "more answers of the replay are wrong"
 
 
-def confirmed(found: Sequence[TrialResult], runs: Sequence[ServerRun]) -> tuple[TrialResult, str]:
+def confirmed(found: Sequence[TrialResult], tuned: Tuned) -> tuple[TrialResult, str]:
     """The best setting whose saving and answers are proven; else the user's own, and why."""
-    left, own, reason = list(found), found[0], ""
+    left, own, reason, runs = list(found), found[0], tuned.unproven, tuned.runs
     fitting: list[list[Replayable]] = []
-    if not any(run.proof.logged for run in runs):
-        return own, NOTHING_PROVEN
+    if reason:
+        return own, reason
     for _ in range(MOST_CHECKED):
         best = recommended(left)
         if best is own:
@@ -547,7 +572,7 @@ def command_line(subject: Replayable, options: Mapping[str, Any]) -> str:
 
 def summary(found: Sequence[TrialResult], tuned: Tuned) -> dict[str, Any]:
     """A sweep as JSON, with the command line of the best settings."""
-    run, (best, withheld) = tuned.runs[0], confirmed(found, tuned.runs)
+    run, (best, withheld) = tuned.runs[0], confirmed(found, tuned)
     return {
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),

@@ -250,7 +250,7 @@ def swept(tuned: tuning.Tuned, play: Plays = in_turn) -> list[tuning.TrialResult
         found.extend(play(allowed) if allowed else ())
         return bool(allowed)
 
-    tried(tuning.alone(runs)[: None if tuned.proven else 1])
+    tried(tuning.alone(runs)[: 1 if tuned.unproven else None])
     if not found:
         raise InputError("the server refuses its own settings; name its release with --profile")
     tried(tuning.together(found, runs))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from cachesim.why.advise.orders import other_orders
+from cachesim.why.advise.orders import other_orders, overlapping
 from cachesim.why.infer.evidence import Interval
 from cachesim.why.rebuild.left_open import OtherPrompts
 from cachesim.why.replay.other import Workload, play_workload, workload_of
@@ -45,6 +45,17 @@ def more_of(replay: Replay, likeliest: Workload, proof: Proof) -> Iterator[Workl
     yield from _drawn(replay, proof, MORE_DRAWS)
     for order in other_orders(likeliest.order, int(replay.settings.values.get("parallel", 1))):
         yield replace(likeliest, order=order)
+
+
+def uncompared(replay: Replay) -> set[int]:
+    """Requests that overlapped, in a log that compares no prompt with what the slots hold.
+
+    Two clients may have sent one prompt, which other settings reuse: the lines are the same.
+    """
+    observed = [request.observed for request in replay.requests]
+    if any(request.slot_common for request in observed):
+        return set()
+    return overlapping(tuple(replay.order), {each.number: each.slot for each in observed})
 
 
 def _drawn(replay: Replay, proof: Proof, draws: Iterable[int]) -> Iterator[Workload]:
