@@ -32,5 +32,5 @@ class _Spelled:
     inner: ConsoleRenderable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for each in console.render(self.inner, options):
-            yield each if each.control else Segment(printable(each.text), each.style)
+        for segment in console.render(self.inner, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)

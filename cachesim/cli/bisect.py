@@ -55,10 +55,12 @@ def bisect_command(
     play = _play(scenario, arithmetic, real=real)
     releases = family.real() if real else family.names()
     if settings:
-        problems = [misfits(scenario, [text]) for text in releases]
+        problems = [misfits(scenario, [release]) for release in releases]
         if all(problems):
             raise ScenarioError(*problems[-1])
-    judged = judge([play(each) for each in tracked(releases, len(releases), name, "releases")])
+    judged = judge(
+        [play(release) for release in tracked(releases, len(releases), name, "releases")]
+    )
     where = "the real servers" if real else "the simulator"
     found = list(turns(scenario, judged, simulated(scenario, arithmetic)))
     table = FittingTable(padding=(0, 1, 0, 0))

@@ -132,8 +132,8 @@ def compare_command(
     if len(wanted) == 2 and not (rows or row or plot):
         return diff(
             workload,
-            [each.profile for each in wanted],
-            [{**flags, **each.options} for each in wanted],
+            [server.profile for server in wanted],
+            [{**flags, **server.options} for server in wanted],
             seed=seed,
             arithmetic=arithmetic,
             format=format,
@@ -153,7 +153,7 @@ def compare_command(
         chosen += rows_of(rows or "engines")
     chosen += further
     chosen = [replace(one, profile=str(full_profile(engine, one.profile))) for one in chosen]
-    problems = [refused_profile(Profile.parse(each.profile)) for each in chosen]
+    problems = [refused_profile(Profile.parse(server.profile)) for server in chosen]
     if any(problems):
         raise ScenarioError(*filter(None, problems))
     return _table(
@@ -176,10 +176,10 @@ def diff_command(
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
-    sides = [(each, given or []) for each, given in ((one, set_one), (other, set_other))]
+    sides = [(named, given or []) for named, given in ((one, set_one), (other, set_other))]
     announce(
         "diff",
-        " -p ".join([f"compare {name}", *(",".join([each, *given]) for each, given in sides)]),
+        " -p ".join([f"compare {name}", *(",".join([named, *given]) for named, given in sides)]),
     )
     settings = [dict(map(setting, given)) for _, given in sides]
     return diff(
@@ -317,7 +317,7 @@ def diff(
     jobs = [job for side, flags in servers for job in jobs_for(read, [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
     if any(settings):
-        runs = side_by_side([named(*each) for each in zip(runs, settings, strict=True)])
+        runs = side_by_side([named(*side) for side in zip(runs, settings, strict=True)])
     whole = one_scenario(
         jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
     )

@@ -87,11 +87,11 @@ def _is_profile(annotation: Hint) -> bool:
 def _naming_profiles(flags: Hint, profiles: tuple[str, ...]) -> Hint:
     held = [
         (
-            each.name,
-            _chosen(each.type, profiles) if _is_profile(each.type) else each.type,
-            field(default=each.default),
+            flag.name,
+            _chosen(flag.type, profiles) if _is_profile(flag.type) else flag.type,
+            field(default=flag.default),
         )
-        for each in fields(flags)
+        for flag in fields(flags)
     ]
     place = {"__module__": flags.__module__}
     return Parameter(name="*")(make_dataclass(flags.__name__, held, namespace=place))

@@ -104,7 +104,7 @@ def _played(report: Report, scope: WholeScope | None) -> list[str]:
     never = [word for word in WORDS if not report.exercised[word]]
     lines += [f"  never exercised: {', '.join(never)}"] if never else []
     if scope is not None:
-        lines += [f"  {text}" for text in map(described, scope.servers)]
+        lines += [f"  {server}" for server in map(described, scope.servers)]
         lines.append(f"  {scope.statement(report)}; {report.seconds:.1f} s")
     return lines
 

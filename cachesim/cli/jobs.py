@@ -111,7 +111,7 @@ def _requested(
         if changed:
             problems += [f"{source}: {misfit}" for misfit in misfits(scenario, wanted)]
         if not problems:
-            played = (full_profile(scenario.engine.name, each) for each in wanted)
+            played = (full_profile(scenario.engine.name, text) for text in wanted)
             jobs += [Job(source=source, scenario=scenario, profile=profile) for profile in played]
     if problems:
         raise ScenarioError(*problems)

@@ -56,7 +56,7 @@ def learn_command(
     if not answers and sys.stdin.isatty():
         return _talk(chosen)
     given = answers or (sys.stdin.read(),)
-    return _mark(chosen, tuple(word for each in given for word in each.replace(",", " ").split()))
+    return _mark(chosen, tuple(word for words in given for word in words.replace(",", " ").split()))
 
 
 def _play(chosen: ExecutedLesson) -> int:
@@ -101,8 +101,8 @@ def _mark(chosen: ExecutedLesson, answers: tuple[str, ...]) -> int:
         msg = "there are no answers to mark: give them as arguments, or one per line on stdin"
         raise InputError(msg)
     marks = mark(chosen, answers)
-    show(results(), *(terminal.marked(i, each) for i, each in enumerate(marks, 1)))
-    return _summed_up(each.is_right for each in marks)
+    show(results(), *(terminal.marked(i, mark) for i, mark in enumerate(marks, 1)))
+    return _summed_up(mark.is_right for mark in marks)
 
 
 def _talk(chosen: ExecutedLesson) -> int:

@@ -92,7 +92,7 @@ def _server_of(log: Settings, profiles: Sequence[Profile]) -> Server:
 def _fitting(given: Scenario, profiles: Sequence[Profile], name: str) -> tuple[Profile, ...]:
     """The profiles, or those of the given server; InputError for a server that they do not fit."""
     own = given.engine
-    found = tuple(profiles) or tuple(full_profile(own.name, each) for each in own.profiles)
+    found = tuple(profiles) or tuple(full_profile(own.name, text) for text in own.profiles)
     if not found:
         msg = f"--like {name}: names no release; add one, as in: check vllm@0.33.0 --like {name}"
         raise InputError(msg)

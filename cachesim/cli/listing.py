@@ -79,7 +79,8 @@ def _loads(family: "Family[Any, Any]") -> Iterator[str]:
             named[how].append(name)
         parts = (f"{' and '.join(names)} {how}".strip() for how, names in named.items())
         yield f"its real server loads: {', '.join(parts)}"
-        yield f"it does not load: {', '.join(each for each in ABOUT if each not in family.loads)}"
+        others = (preset for preset in ABOUT if preset not in family.loads)
+        yield f"it does not load: {', '.join(others)}"
 
 
 def releases(thing: str = "") -> list[Item]:
@@ -176,7 +177,7 @@ def models(_: str = "") -> list[Item]:
         facts = [f"a window sees {memory.length:,} tokens"] if memory.length else []
         if own.state:
             states = {engine: memory.sizes(engine).state for engine in ENGINES}
-            facts += [f"a recurrent state on {each}: {n:,} bytes" for each, n in states.items()]
+            facts += [f"a recurrent state on {kind}: {n:,} bytes" for kind, n in states.items()]
             about += f", {own.state:,} bytes a recurrent state ({ENGINES[0]})"
         facts.append(f"values of the config by {config['source'].partition(':')[0]}")
         upstream = config["source"].partition(": ")[2]
@@ -199,8 +200,8 @@ def _with_symptom(words: str) -> list[Item]:
     from cachesim.cli.symptoms import ranked
 
     return [
-        Item(name=each.name, about=each.about, upstream=each.upstream, fit=round(100 * fit))
-        for each, fit in ((hit.entry, hit.fit) for hit in ranked(words)[:MOST_HITS])
+        Item(name=entry.name, about=entry.about, upstream=entry.upstream, fit=round(100 * fit))
+        for entry, fit in ((hit.entry, hit.fit) for hit in ranked(words)[:MOST_HITS])
     ]
 
 
@@ -352,7 +353,7 @@ def _as_json(value: Json) -> int:
 
 def listed(items: Sequence[Item]) -> list[Text]:
     """Names and summaries."""
-    wide = [max((len(getattr(each, key)) for each in items), default=0) for key in COLUMNS]
+    wide = [max((len(getattr(item, key)) for item in items), default=0) for key in COLUMNS]
     lines = []
     for item in items:
         line = Text(f"{item.name:<{wide[0]}}", style="")

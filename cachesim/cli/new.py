@@ -117,8 +117,8 @@ def drafted(report: str, name: str) -> str:
     with given([report], example="cachesim new --from-report thread.md") as (found,):
         draft = draft_of(name, found.file.read(MOST + 1), source=found.name)
     screen = notes()
-    for each in draft.missing:
-        show(screen, Text(f"not in the report: {each}"))
+    for lack in draft.missing:
+        show(screen, Text(f"not in the report: {lack}"))
     if draft.server:
         show(screen, Text(f"server: {draft.server}"))
     show(screen, Text(draft.note))

@@ -53,7 +53,7 @@ def print_report(
     elif format == "json":
         sys.stdout.write(json.dumps(found, indent=indent) + "\n")
     else:
-        sys.stdout.writelines(json.dumps(each) + "\n" for each in found)
+        sys.stdout.writelines(json.dumps(row) + "\n" for row in found)
 
 
 # -- progress --------------------------------------------------------------------------------------
@@ -101,6 +101,6 @@ def progress(
 def tracked(items: Iterable[T], total: int, text: str, unit: str) -> Iterator[T]:
     """The items, with a progress bar."""
     with progress(text, total, unit) as move:
-        for number, each in enumerate(items):
+        for number, item in enumerate(items):
             move(number)
-            yield each
+            yield item

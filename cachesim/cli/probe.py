@@ -41,7 +41,7 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     handlers = {sign: signal.getsignal(sign) for sign in SIGNS}
-    before = {sign: each for sign, each in handlers.items() if each is not signal.SIG_IGN}
+    before = {sign: handler for sign, handler in handlers.items() if handler is not signal.SIG_IGN}
     for sign in before:
         signal.signal(sign, interrupt)
     try:

@@ -153,8 +153,8 @@ def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bo
     _name_counts("errors of the recorder", faults.others)
     for proxy in parts:
         _name_counts("passed without a record (no known prompt in such a request)", proxy.skipped)
-    for each in sessions:
-        _name_counts("recorded without a prompt", each.without_prompt)
+    for recorded in sessions:
+        _name_counts("recorded without a prompt", recorded.without_prompt)
     return NOT_AS_EXPECTED if file.problem else AS_EXPECTED
 
 

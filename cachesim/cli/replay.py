@@ -214,19 +214,21 @@ def replay(
             msg = f"--events {flags.events}: the events of one server or fleet; name one profile"
             raise InputError(msg)
         count = min(processes_wanted(jobs) or processors(), count_parts(cells))
-        found = [row_of(*each) for each in zip(cells, _played(cells, count, seams), strict=True)]
+        found = [
+            row_of(*played) for played in zip(cells, _played(cells, count, seams), strict=True)
+        ]
         held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)
         if events is not None:
             events.fill(partial(record_events, cells[1]))
     parts = [*sweep_report(found, f"cachesim compare {trace}"), *_notes(cells[1:], held)]
     write_page(page, f"cachesim compare {trace}", parts)
-    for row, each in zip(found[1:], held, strict=False):
-        row["verified"] = asdict(each)
+    for row, checked in zip(found[1:], held, strict=False):
+        row["verified"] = asdict(checked)
     print_report(parts, found, format=format, indent=2)
     whole = not any(row["ended"] for row in found)
     if whole:
         require_answers(found)
-    return AS_EXPECTED if whole and all(each.right for each in held) else NOT_AS_EXPECTED
+    return AS_EXPECTED if whole and all(verified.right for verified in held) else NOT_AS_EXPECTED
 
 
 @contextmanager
@@ -251,15 +253,15 @@ def _verified(cells: Sequence[Cell], count: int, jobs: int | None) -> list[Verif
 
 
 def _notes(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
-    for cell, each in zip(cells, held, strict=False):
+    for cell, checked in zip(cells, held, strict=False):
         flags = f", {cell.settings}" if cell.options else ""
-        yield Text(f"{cell.profile}, {cell.model}{flags}: {each.sentence}")
-        for wrong in each.wrong[:MOST_WRONG]:
+        yield Text(f"{cell.profile}, {cell.model}{flags}: {checked.sentence}")
+        for wrong in checked.wrong[:MOST_WRONG]:
             yield Text(f"  {wrong.sentence}")
-        if len(each.wrong) > MOST_WRONG:
-            yield Text(f"  {len(each.wrong) - MOST_WRONG} more, in --format json")
-        if each.evidence:
-            yield Text(f"  evidence: {each.evidence}")
+        if len(checked.wrong) > MOST_WRONG:
+            yield Text(f"  {len(checked.wrong) - MOST_WRONG} more, in --format json")
+        if checked.evidence:
+            yield Text(f"  evidence: {checked.evidence}")
 
 
 def _played(cells: Sequence[Cell], count: int, seams: Seams | None) -> list[dict[str, Any]]:

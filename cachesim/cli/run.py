@@ -285,12 +285,12 @@ def _drawing_at(picture: Path | None, runs: int) -> Output | None:
 
 def _explained(jobs: Sequence[Job], played: Iterable[Run], number: int | None) -> Iterator[Run]:
     screen, before = results(), ""
-    for job, each in zip(jobs, played, strict=True):
+    for job, done in zip(jobs, played, strict=True):
         if job.source != before:
-            show(screen, tables.heading(job.scenario, [each]))
+            show(screen, tables.heading(job.scenario, [done]))
         before = job.source
-        show(screen, Text(f"\non {each.profile}", style="name"), story(each, only=number))
-        yield each
+        show(screen, Text(f"\non {done.profile}", style="name"), story(done, only=number))
+        yield done
 
 
 def _step_number(jobs: Sequence[Job], step: str) -> int:
@@ -306,14 +306,14 @@ def _step_number(jobs: Sequence[Job], step: str) -> int:
 def _seen_first(played: Iterable[Run]) -> Iterator[Run]:
     """The runs, with recorded states as long as they fit on a page."""
     left = STATES
-    for each in played:
-        states = 0 if each.detail is None else len(each.detail.states)
+    for done in played:
+        states = 0 if done.detail is None else len(done.detail.states)
         left -= states
         if states and left < 0:
-            steps = tuple(replace(step, detail=None) for step in each.steps)
-            yield replace(each, steps=steps, detail=None)
+            steps = tuple(replace(step, detail=None) for step in done.steps)
+            yield replace(done, steps=steps, detail=None)
         else:
-            yield each
+            yield done
 
 
 def write_report(runs: Sequence[Run], page: Output) -> None:
@@ -332,7 +332,7 @@ def write_report(runs: Sequence[Run], page: Output) -> None:
 
 def status(runs: Sequence[Run]) -> int:
     """The exit status of some runs."""
-    return AS_EXPECTED if all(each.as_expected for each in runs) else NOT_AS_EXPECTED
+    return AS_EXPECTED if all(run.as_expected for run in runs) else NOT_AS_EXPECTED
 
 
 def play(
@@ -363,10 +363,10 @@ def play(
         for runs in do(play_one, groups):
             if isinstance(runs, ScenarioError):
                 raise runs
-            for each in runs:
+            for run in runs:
                 if not alone:
                     move(next(done))
-                yield each
+                yield run
 
 
 def watched(jobs: Sequence[Job]) -> bool:
@@ -427,13 +427,13 @@ def _stream(played: Iterable[Run], *, detail: bool) -> int:
 
 
 def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
-    for each in runs:
-        sys.stdout.writelines(f"{line}\n" for line in json_output.lines(each, detail=detail))
+    for done in runs:
+        sys.stdout.writelines(f"{line}\n" for line in json_output.lines(done, detail=detail))
 
 
 def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> list[tables.Line]:
     """The command that proves a wrong answer; empty without a scenario file."""
-    job = next(job for job, each in zip(jobs, runs, strict=True) if each is run)
+    job = next(job for job, other in zip(jobs, runs, strict=True) if other is run)
     source = None if job.changed or job.source == STDIN else job.source
     return proof_lines(job.scenario, job.profile, source, index)
 
@@ -476,20 +476,20 @@ def watched_runs(played: Iterable[Run]) -> list[Run]:
     if interactive:
         show(screen, Text(HINT, style="quiet"))
     runs = []
-    for each in played:
-        runs.append(each)
-        show(screen, Text(f"{each.scenario} on {each.profile}", style="name"))
-        first = after(each, 0) if each.steps else None
+    for done in played:
+        runs.append(done)
+        show(screen, Text(f"{done.scenario} on {done.profile}", style="name"))
+        first = after(done, 0) if done.steps else None
         if first is not None:
             show(screen, Text("\n".join(legend(first)), style="quiet"))
-        if not _watch(each, screen, interactive=interactive):
+        if not _watch(done, screen, interactive=interactive):
             break
     return runs
 
 
 def _watch(run: Run, screen: Console, *, interactive: bool) -> bool:
     numbers = (range(len(step.events) + 1) for step in run.steps)
-    stops = [(index, number) for index, each in enumerate(numbers) for number in each]
+    stops = [(index, number) for index, numbers_of in enumerate(numbers) for number in numbers_of]
     scale = scale_of_run(run)
     shown: list[tuple[str, ...]] = []
     at, answer = 0, ""

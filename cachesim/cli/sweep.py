@@ -64,11 +64,11 @@ def sweep_command(
     path = store or plan.with_suffix(".results")
     with open_store(path) as known, progress("running", count_parts(cells), "cells") as advance:
         outcomes = play_cells(cells, known, workers, advance, seams)
-    found = [row_of(*each) for each in zip(cells, outcomes, strict=True)]
+    found = [row_of(*outcome) for outcome in zip(cells, outcomes, strict=True)]
     parts = sweep_report(found, f"cachesim sweep {plan.name}")
     print_report(parts, found, format=format, indent=2)
     if table is not None:
-        table.write(as_csv([flat(each) for each in found]))
+        table.write(as_csv([flat(row) for row in found]))
     if columns is not None:
         write_parquet(columns, found)
     write_page(page, plan.name, parts)
@@ -82,5 +82,5 @@ def write_parquet(output: Output, found: list[dict[str, Any]]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    columns = pa.Table.from_pylist([flat(each) for each in found])
+    columns = pa.Table.from_pylist([flat(row) for row in found])
     output.fill(lambda path: parquet.write_table(columns, path))

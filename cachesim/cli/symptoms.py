@@ -117,8 +117,8 @@ def ranked(words: str) -> list[Hit]:
         )
         fit = sum(rarity[word] for word in single & entry.words.keys()) / whole
         found.append((-near * (1 + VOTE * share), entry.name, Hit(entry, fit)))
-    best = min((each[0] for each in found), default=0.0)
-    ordered = sorted(found, key=lambda each: each[:2])
+    best = min((hit[0] for hit in found), default=0.0)
+    ordered = sorted(found, key=lambda hit: hit[:2])
     return [hit for score, _, hit in ordered if score < 0 and score <= CLOSE * best]
 
 
@@ -199,7 +199,7 @@ def _of_scenario(content: Mapping[str, Any], threads: Mapping[str, str]) -> Entr
         "symptom": [shows.get("symptom", "")],
         "name": [content["name"]],
         "about": [content.get("about", "")],
-        "threads": [threads.get(each, "") for each in cited],
+        "threads": [threads.get(link, "") for link in cited],
         "source": [source.get("note", ""), *cited],
         "played": [
             engine["name"],

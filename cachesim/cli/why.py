@@ -323,11 +323,11 @@ def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
 
 def _show_ended(following: Following, data: bytes) -> None:
     """Print the requests that end in these bytes."""
-    for each in following.take(data):
-        if "inferred" in each:
+    for line in following.take(data):
+        if "inferred" in line:
             then = "From here on, this server's requests are replayed with these states."
-            show(results(), f"{each['inferred']} {then}")
-        show(results(), request_text(each))
+            show(results(), f"{line['inferred']} {then}")
+        show(results(), request_text(line))
 
 
 def doctor_command(
@@ -453,4 +453,4 @@ def on_all_cores(trials: Sequence["Trial"]) -> list["TrialResult"]:
 
     with workers(len(trials)) as do:
         done = tracked(do(tuning.run_trial, trials), len(trials), "trying", "settings")
-        return [each for each in done if each is not None]
+        return [result for result in done if result is not None]

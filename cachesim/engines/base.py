@@ -152,11 +152,11 @@ class Engine(ABC):
         if models and not family.serves_models(family.rules(named)):
             raise OptionError(f"{named} serves one model: leave 'models' out")
         built = {
-            name: build(each, arithmetic) if isinstance(each, ModelSpec) else each
-            for name, each in {"": model, **(models or {})}.items()
+            name: build(spec, arithmetic) if isinstance(spec, ModelSpec) else spec
+            for name, spec in {"": model, **(models or {})}.items()
         }
-        for each in built.values():
-            family.check(each.spec)
+        for further in built.values():
+            family.check(further.spec)
         more = {"models": built} if models else {}
         network = built.pop("")
         server: Engine = family.open(

@@ -84,7 +84,7 @@ class Loss:
 
 def declared(module: Mapping[str, object]) -> tuple[Cause, ...]:
     """The causes among the names of a module, in order."""
-    return tuple(each for each in module.values() if isinstance(each, Cause))
+    return tuple(value for value in module.values() if isinstance(value, Cause))
 
 
 NO_STATE: Final = "no state was saved between {found} and {wanted} tokens"
@@ -203,7 +203,7 @@ class Candidates:
 
     def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:
         """Eliminate all other holders for one cause."""
-        for other in [each for each in self._common if each is not holder]:
+        for other in [candidate for candidate in self._common if candidate is not holder]:
             if self.common(holder) == self.ledger.usable:
                 break  # the others have no more
             self.rule_out(other, cause, **detail)

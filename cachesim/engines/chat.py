@@ -80,8 +80,8 @@ def show_if_a_user_speaks(messages: Sequence[Message]) -> tuple[tuple[str, str],
 PLAIN_PROMPT: Final = f"{TURN_START}assistant\n"
 
 TEMPLATES: Final = {
-    each.name: each
-    for each in (
+    template.name: template
+    for template in (
         Template(
             name="chatml",
             about="every message between its marks, as the client sent it",
@@ -184,7 +184,7 @@ def thinks_on(arguments: Mapping[str, Any]) -> bool:
 VOCABULARY: Final = 512
 FIRST_BYTE: Final = 3
 BYTES: Final = 256
-FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE = (Token(each) for each in (4, 5, 6))
+FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE = (Token(token) for token in (4, 5, 6))
 """Bytes as the marks of a gap to fill: before its prefix, before its suffix, and at the end."""
 
 END_OF_TURN: Final = Token(260)

@@ -50,7 +50,7 @@ def events_in(package: str) -> tuple[type[Event], ...]:
 def _vocabulary(package: str) -> list[ModuleType]:
     home = import_module(f"{package}.vocabulary")
     below = iter_modules(getattr(home, "__path__", ()), f"{home.__name__}.")
-    return [home, *(import_module(each.name) for each in below)]
+    return [home, *(import_module(module.name) for module in below)]
 
 
 def _package(engine: str) -> str:
@@ -62,8 +62,8 @@ def _leaves(cls: type[Event]) -> Iterator[type[Event]]:
     found = {
         (subclass.__module__, subclass.__name__): subclass for subclass in cls.__subclasses__()
     }
-    for each in found.values():
-        if each.__subclasses__():
-            yield from _leaves(each)
+    for kind in found.values():
+        if kind.__subclasses__():
+            yield from _leaves(kind)
         else:
-            yield each
+            yield kind

@@ -55,7 +55,7 @@ def near_release(name: str, known: tuple[str, ...]) -> str:
 
 
 def _beside(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    alike = {_numbers(text): text for text in known if _form(text) == _form(name)}
+    alike = {_numbers(other): other for other in known if _form(other) == _form(name)}
     wanted = _numbers(name)
     below = [numbers for numbers in alike if numbers < wanted]
     above = [numbers for numbers in alike if numbers > wanted]
@@ -263,9 +263,9 @@ class Family(Generic[R, S]):
     def release(self, name: str) -> Release[R]:
         """A release under any of its names."""
         own = self.current_name(name)
-        for each in self.releases:
-            if each.name == own:
-                return each
+        for release in self.releases:
+            if release.name == own:
+                return release
         landed = [patch.name for patch in self.patches if patch.landed]
         for known in self.names():  # a change to be taken back, misspelled
             rest = own.removeprefix(f"{known}-")
@@ -279,10 +279,10 @@ class Family(Generic[R, S]):
 
     def patch(self, name: str) -> Patch[R]:
         """A patch by its name."""
-        for each in self.patches:
-            if each.name == name:
-                return each
-        known = [each.name for each in self.patches]
+        for patch in self.patches:
+            if patch.name == name:
+                return patch
+        known = [patch.name for patch in self.patches]
         hint = did_you_mean(name, known) or f"there are {', '.join(known) or 'none'}"
         raise ProfileError(f"there is no {self.name} patch {name!r}; {hint}")
 
@@ -364,7 +364,7 @@ class Family(Generic[R, S]):
 
     def option(self, name: str) -> Option:
         """An option or a request field by its name."""
-        return next(each for each in (*self.declared, *self.fields) if each.name == name)
+        return next(option for option in (*self.declared, *self.fields) if option.name == name)
 
     def table(self) -> tuple[Option, ...]:
         """The server's options without internal ones."""
@@ -418,7 +418,7 @@ class Family(Generic[R, S]):
         chosen = self.chosen(profile, given)
         if not chosen:
             return ""
-        flags = " and ".join(f"{self.option(name).flag} {each}" for name, each in chosen.items())
+        flags = " and ".join(f"{self.option(name).flag} {value}" for name, value in chosen.items())
         device = given.get("device", self.option("device").default)
         return f"{flags}, as a server chooses with device {device!r}"
 
@@ -464,7 +464,7 @@ class Family(Generic[R, S]):
         having = self.since(option.since, option.until)
         if isinstance(value, str) and value in option.arrived:
             arrived = self.since(option.arrived[value])
-            having = tuple(text for text in having if text in arrived)
+            having = tuple(choice for choice in having if choice in arrived)
         return having
 
     def has(self, option: Option, profile: "Profile", value: object = None) -> bool:
@@ -485,12 +485,12 @@ class Family(Generic[R, S]):
     ) -> Value:
         option = known.get(name)
         if option is None:
-            shown = [each.name for each in known.values() if not each.internal]
+            shown = [option.name for option in known.values() if not option.internal]
             near = did_you_mean(name.replace("-", "_").strip("_"), shown)
             hint = near or f"there are {', '.join(sorted(shown)) or 'none'}"
             msg = f"{self.name}@{profile.release} has no {what} {name!r}; {hint}"
             field = self._upstream_field(name)
-            if field is not None and not any(repr(text) in near for text in field.options):
+            if field is not None and not any(repr(option) in near for option in field.options):
                 msg = f"{what} {name!r} ({field.owner} of {self.name}) {field.advice}"
             raise OptionError(msg)
         if not self.has(option, profile):
@@ -515,7 +515,7 @@ class Family(Generic[R, S]):
             for upstream_field in self.upstream_fields()
             if plain in {upstream_field.name, upstream_field.flag.lstrip("-").replace("-", "_")}
         )
-        return min(alike, key=lambda each: not each.differs, default=None)
+        return min(alike, key=lambda field: not field.differs, default=None)
 
     def _where(self, option: Option, value: object = None) -> str:
         if option.patch:

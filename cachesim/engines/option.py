@@ -145,7 +145,7 @@ def _bounded(given: dict[str, Any]) -> dict[str, Any]:
 
 def like(options: type, name: str, **changed: Any) -> Value:
     """A field of another engine's options, with changes."""
-    declared = {each.name: each.metadata[Option] for each in fields(options)}
+    declared = {field.name: field.metadata[Option] for field in fields(options)}
     whole = replace(declared[name], **changed)
     return field(default=whole.default, metadata={Option: whole})
 
@@ -164,16 +164,16 @@ def _kind_of(default: object, choices: tuple[str, ...]) -> Kind:
 def options_of(options: type) -> tuple[Option, ...]:
     """The options that a dataclass declares, in its order."""
     return tuple(
-        replace(each.metadata[Option], name=each.name)
-        for each in fields(options)
-        if Option in each.metadata
+        replace(field.metadata[Option], name=field.name)
+        for field in fields(options)
+        if Option in field.metadata
     )
 
 
 @cache
 def options_by_name(options: type) -> Mapping[str, Option]:
     """The options by their names."""
-    return MappingProxyType({each.name: each for each in options_of(options)})
+    return MappingProxyType({option.name: option for option in options_of(options)})
 
 
 def listed(text: str) -> tuple[str, ...]:

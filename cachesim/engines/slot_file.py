@@ -58,4 +58,4 @@ def whole(value: object, low: int = -1, most: int = 1 << 31) -> int:
 
 def tokens_of(ids: list[Any]) -> list[Token]:
     """The token ids of a file; those of a `Rope` are longer numbers."""
-    return [Token(whole(each, 0, 1 << 62)) for each in ids]
+    return [Token(whole(token, 0, 1 << 62)) for token in ids]

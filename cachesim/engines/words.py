@@ -72,7 +72,7 @@ def in_words(value: object) -> str:
             low, high = rest.pop("pos_min"), rest.pop("pos_max")
             shown = f"{rest.pop('n_tokens', '')}[{low}..{high}]"
             return f"{shown} refused: {rest['numbers']}" if rest.get("numbers") else shown
-        return ", ".join(f"{name} {in_words(each)}" for name, each in rest.items())
+        return ", ".join(f"{name} {in_words(value)}" for name, value in rest.items())
     if isinstance(value, list | tuple):
         named = "; ".join(map(in_words, value[:MOST])) or "none"
         return named if len(value) <= MOST else f"{named}; and {len(value) - MOST} more"

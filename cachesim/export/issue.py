@@ -376,7 +376,7 @@ def patch_of(case: Case) -> str:
 def _rules(case: Case, profile: Profile) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of the rules that a patch changes, before and after."""
     plain = Profile(profile.engine, profile.release)
-    was, now = (_flat(case.family.rules(each)) for each in (plain, profile))
+    was, now = (_flat(case.family.rules(laid)) for laid in (plain, profile))
     changed = [name for name in now if was.get(name) != now[name]]
     return {n: was.get(n) for n in changed}, {n: now[n] for n in changed}
 

@@ -33,7 +33,8 @@ class InNotebook:
     def _repr_html_(self) -> str:
         pictures: Iterable[tuple[Any, ...]] = getattr(self, "shown", (("", "", self),))
         drawn = (
-            f"<p>{escape(f'{value} {said}')}</p>{each.svg('n')}" for value, said, each in pictures
+            f"<p>{escape(f'{value} {said}')}</p>{picture.svg('n')}"
+            for value, said, picture in pictures
         )
         return f"<style>{STYLE}{BOXES_STYLE}</style>{''.join(drawn)}"
 
@@ -125,7 +126,7 @@ def cells_of(memory: Memory) -> Boxes:
     letters_of = tuple((text, tone) for (_, text, _), tone in zip(found, tones, strict=True))
     places = tuple((place, tone) for (place, _, _), tone in zip(found, tones, strict=True))
     tones_of = (("first", "first sequence"), ("second", "second sequence"), ("both", "both"))
-    key = tuple(each for each in tones_of if each[0] in tones)
+    key = tuple(tone for tone in tones_of if tone[0] in tones)
     return Boxes(rows=(("position", places), ("token", letters_of)), key=key)
 
 

@@ -257,7 +257,7 @@ class Answered:
 
     def seen(self, event: str) -> list[dict[str, Any]]:
         """Events of that name during the request."""
-        return [each for each in self.events if each["event"] == event]
+        return [entry for entry in self.events if entry["event"] == event]
 
 
 Prompt = str | dict[str, Any]
@@ -367,7 +367,7 @@ def _answered(prompt: str, step: Played) -> Answered:
         answer=SHOWN.get(step.answer or "", ""),
         off_by=float(f"{step.max_difference or 0.0:.2g}"),
         checkpoints=step.checkpoints,
-        entries=tuple(dict(each) for each in step.prompt_cache),
+        entries=tuple(dict(entry) for entry in step.prompt_cache),
         why=tuple(loss.as_dict() for loss in step.why),
         events=tuple(event.as_dict() for event in step.events),
         error=step.error,

@@ -244,7 +244,7 @@ def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> Exec
         question=question,
         hint=exercise.hint,
         run=run,
-        answers=tuple(str(each) for each in many),
+        answers=tuple(str(number) for number in many),
         explanation=_execute_parts(lesson, exercise.explanation, names),
     )
 

@@ -143,7 +143,7 @@ def swept(label: str, runs: Iterable[tuple[int, Run]], *, about: int) -> Control
 def _swept(runs: Iterable[tuple[int, Run]], about: int) -> Iterator[tuple[str, str, Drawn]]:
     for value, played in runs:
         step = played.steps[about]
-        processed = sum(each.processed or 0 for each in played.steps)
+        processed = sum(step.processed or 0 for step in played.steps)
         text = (
             f"request {step.name}: {step.cached} of {step.prompt_tokens} cached; "
             f"{len(played.steps)} requests together: {processed} processed"

@@ -85,7 +85,7 @@ RECALL: Final[Mapping[str, ModelSpec]] = MappingProxyType(
 ALL_PRESETS: Final[Mapping[str, ModelSpec]] = MappingProxyType({**PRESETS, **RECALL})
 """The presets of both kinds."""
 
-FIELDS: Final = frozenset(each.name for each in fields(ModelSpec))
+FIELDS: Final = frozenset(field.name for field in fields(ModelSpec))
 """Fields of a preset that may be overridden."""
 
 ABOUT: Final[Mapping[str, str]] = {

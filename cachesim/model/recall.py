@@ -177,7 +177,7 @@ def _layers(spec: ModelSpec) -> tuple[int | None, int]:
     kinds = spec.layers
     if set(kinds) == {"delta"}:
         return None, 0
-    kind = next(each for each in ("delta", "ssm", "window", "attention") if each in kinds)
+    kind = next(kind for kind in ("delta", "ssm", "window", "attention") if kind in kinds)
     memory = len(kinds) - 1 - kinds[::-1].index(kind)
     before = [i for i in range(memory) if kinds[i] != "delta"]
     return next((i for i in before if kinds[i] != kind), before[0]), memory

@@ -61,7 +61,7 @@ CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
 def salt(seed: int, name: str, count: int = 1) -> Words:
     """Words (count,) drawn from a seed and a name, in place of weights."""
     drawn = (blake2b(f"{seed} {name} {i}".encode(), digest_size=8) for i in range(count))
-    return np.array([int.from_bytes(each.digest(), "little") for each in drawn], np.uint64)
+    return np.array([int.from_bytes(digest.digest(), "little") for digest in drawn], np.uint64)
 
 
 def mix(words: Words) -> Words:
@@ -324,9 +324,9 @@ class Recurrent:
         tap, words, kept = self._tap, [], []
         for one, start in enumerate(before):
             row, after = start, [start]
-            for number in hidden[one * count : (one + 1) * count]:
+            for value in hidden[one * count : (one + 1) * count]:
                 # `_mixed` and `_step` are written out: their calls would take most of the time.
-                token = (number + salt) * SCRAMBLER & MASK
+                token = (value + salt) * SCRAMBLER & MASK
                 inputs, word = [*row[:past], token ^ token >> 32], 0
                 for tapped in inputs:
                     word = word * tap + tapped
@@ -337,7 +337,7 @@ class Recurrent:
                     gate = word * SCRAMBLER & MASK
                     word = (state * (gate ^ gate >> 32 | 1) + word) & MASK
                     following.append(word)
-                total = (number + word) * SCRAMBLER & MASK
+                total = (value + word) * SCRAMBLER & MASK
                 words.append(total ^ total >> 32)
                 row = following
                 after.append(row)

@@ -219,7 +219,7 @@ class ModelSpec:
     def state_bytes(self, layer: int) -> int:
         """Bytes of one row's recurrent state on the real server (f32; upstream: S)."""
         if self.sizes is not None:
-            first = next((i for i, each in enumerate(self.layers) if each in RECURRENT_KINDS), -1)
+            first = next((i for i, kind in enumerate(self.layers) if kind in RECURRENT_KINDS), -1)
             return self.sizes.state if layer == first else 0
         return F32_BYTES * self.state_row(layer)
 

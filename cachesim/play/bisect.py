@@ -133,14 +133,14 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
 def judge(played: Sequence[Played]) -> list[ReleaseVerdict]:
     """Good and bad releases; the best reuse of a step is that of releases that answer correctly."""
     best = _best_reuse(played)
-    return [_judge_one(each, best) for each in played]
+    return [_judge_one(run, best) for run in played]
 
 
 def _best_reuse(played: Sequence[Played]) -> dict[str, int]:
     """The largest reuse of every step among releases that answer correctly."""
     best: dict[str, int] = {}
-    for each in played:
-        for step in each.steps:
+    for release_run in played:
+        for step in release_run.steps:
             if not step.wrong and step.cached is not None:
                 best[step.name] = max(best.get(step.name, 0), step.cached)
     return best

@@ -116,13 +116,13 @@ def compare(
 ) -> Iterator[Compared]:
     """Run the workload on each row; the upper bound of all rows comes first."""
     played = [_play(scenario, row, arithmetic, verify=verify) for row in rows]
-    answered = [each for each in played if isinstance(each, _Played)]
-    bound = tuple(map(_most, zip_longest(*(each.due for each in answered))))
-    lengths = zip_longest(*(each.lengths for each in answered), fillvalue=0)
+    answered = [answer for answer in played if isinstance(answer, _Played)]
+    bound = tuple(map(_most, zip_longest(*(answer.due for answer in answered))))
+    lengths = zip_longest(*(answer.lengths for answer in answered), fillvalue=0)
     if answered:
         yield Compared(name=BOUND, cached=bound, prompt_tokens=sum(map(max, lengths)))
-    for each in played:
-        yield each.against(bound) if isinstance(each, _Played) else each
+    for outcome in played:
+        yield outcome.against(bound) if isinstance(outcome, _Played) else outcome
 
 
 def _most(counts: Iterable[int | None]) -> int | None:
@@ -162,7 +162,7 @@ class _Played:
             lost += Counter({REFUSED: most or 0}) if reply is None else lost_below(reply, most or 0)
         return Compared(
             name=self.name,
-            cached=tuple(None if each is None else each.cached for each in self.replies),
+            cached=tuple(None if reply is None else reply.cached for reply in self.replies),
             prompt_tokens=sum(self.lengths),
             lost=lost,
             wrong=self.wrong,
@@ -247,7 +247,7 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
         refusal=refusal,
         bytes=_bytes_of(session.engine.held(), session.network.spec),
         rules=rules_of(session.profile.engine),
-        evidence=weakest(label_of(session.scenario, session.profile, text) for text in wrong),
+        evidence=weakest(label_of(session.scenario, session.profile, step) for step in wrong),
     )
 
 
@@ -295,12 +295,12 @@ def read(text: str, name: str) -> tuple[Row, ...]:
         raise ScenarioError(msg)
     problems = [
         f"{name}: row {number}: {problem}"
-        for number, each in enumerate(given, 1)
-        if (problem := _problem(each))
+        for number, line in enumerate(given, 1)
+        if (problem := _problem(line))
     ]
     if problems:
         raise ScenarioError(*problems)
-    return tuple(_row(each) for each in given)
+    return tuple(_row(line) for line in given)
 
 
 def _problem(given: Json) -> str:

@@ -143,11 +143,11 @@ def finding_of(
         detail = f"{len(replies)} of {record.step.completions} completions are returned"
         return Finding(kind="broken invariant", step=step, detail=detail)
     unlike = next(
-        filter(None, (_wrong_reply(record, each, trial.longest) for each in replies)), None
+        filter(None, (_wrong_reply(record, reply, trial.longest) for reply in replies)), None
     )
     if unlike is not None:
         return Finding(kind="broken invariant", step=step, detail=unlike)
-    verdict = worst([judge(each, oracle) for each in replies])
+    verdict = worst([judge(reply, oracle) for reply in replies])
     leak = None
     if trial.texts is not None:
         if verdict is not None and verdict.wrong is not None:

@@ -287,12 +287,12 @@ def as_json(value: Json) -> Json:
     if isinstance(value, Loss):
         return as_json(value.as_dict())
     if is_dataclass(value) and not isinstance(value, type):
-        named = ((each.name, getattr(value, each.name)) for each in fields(value))
-        return {n: as_json(each) for n, each in named if not (n == "detail" and each is None)}
+        named = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return {n: as_json(part) for n, part in named if not (n == "detail" and part is None)}
     if isinstance(value, Mapping):
-        return {str(key): as_json(each) for key, each in value.items()}
+        return {str(key): as_json(part) for key, part in value.items()}
     if isinstance(value, tuple | list | set | frozenset):
-        return [as_json(each) for each in value]
+        return [as_json(part) for part in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool | str) or value is None:
@@ -335,7 +335,7 @@ def _table(cls: type) -> dict[str, Any]:
     return {
         "type": "object",
         "description": (cls.__doc__ or "").split("\n")[0],
-        "properties": {key_of(cls, each.name): _field(each, hints) for each in fields(cls)},
+        "properties": {key_of(cls, field.name): _field(field, hints) for field in fields(cls)},
         "additionalProperties": False,
     } | ({"required": list(required)} if required else {})
 
@@ -394,11 +394,11 @@ def _value(kind: Annotation) -> Schema:
         while hasattr(kind, "__supertype__"):
             kind = kind.__supertype__
         names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-        return {"type": next(word for each, word in names.items() if issubclass(kind, each))}
+        return {"type": next(word for base, word in names.items() if issubclass(kind, base))}
     if origin is Annotated:
         return _value(inside[0]) | {"description": inside[1]}
     if origin in {UnionType, Union}:
-        schema = _value(next(each for each in inside if each is not type(None)))
+        schema = _value(next(choice for choice in inside if choice is not type(None)))
         if "enum" in schema:
             return {**schema, "enum": [*schema["enum"], None]}
         return {**schema, "type": [schema["type"], "null"]}
@@ -411,7 +411,7 @@ def _value(kind: Annotation) -> Schema:
 
 def _dataclass(kind: Annotation) -> Schema:
     hints = get_type_hints(kind, include_extras=True)
-    properties = {each.name: _value(hints[each.name]) for each in fields(kind)}
+    properties = {field.name: _value(hints[field.name]) for field in fields(kind)}
     optional = tuple(name for name in ("detail", "device") if name in properties)
     return _closed((kind.__doc__ or "").split("\n")[0], properties, optional)
 

@@ -166,7 +166,7 @@ def size_of(held: Held) -> int:
     """The number of tokens and cell runs in a state."""
     tokens = sum(len(slot.tokens) for slot in held.slots)
     tokens += sum(len(entry.tokens) for entry in held.entries)
-    tokens += sum(len(each) for entry in held.entries for _, each in entry.held)
+    tokens += sum(len(tokens) for entry in held.entries for _, tokens in entry.held)
     runs = sum(len(cell.runs) for cell in (*held.cells, *held.companion_cells))
     runs += sum(len(checkpoint.runs) for slot in held.slots for checkpoint in slot.checkpoints)
     return 1 + tokens + runs
@@ -262,13 +262,11 @@ def _findings(
 
     Some laws are of exact numbers alone, so ring arithmetic is tried beside the run's own.
     """
-    numbers: Sequence[ArithmeticName] = (
-        ("ring",) if arithmetic == "counts" else (arithmetic, "ring")
-    )
-    for kind, each in product(excluded(scenario, profile), dict.fromkeys(numbers)):
+    tried: Sequence[ArithmeticName] = ("ring",) if arithmetic == "counts" else (arithmetic, "ring")
+    for kind, numbers in product(excluded(scenario, profile), dict.fromkeys(tried)):
         try:
             with pace.limit() if pace else nullcontext():
-                finding = play(scenario, profile, arithmetic=each, only=kind).finding
+                finding = play(scenario, profile, arithmetic=numbers, only=kind).finding
         except OutOfTimeError:
             return  # `mismatches` tells it
         if finding is not None:
@@ -412,10 +410,10 @@ class Verifier:
         replies = (reply, *record.children)
         verdict = None
         if self.judges:
-            verdict = worst([judge(each, oracle, due=due, trace=trace) for each in replies])
+            verdict = worst([judge(reply, oracle, due=due, trace=trace) for reply in replies])
         leak = None
         if self.recalls and verdict is not None and verdict.wrong is not None:
-            leak = leak_of(reply, oracle, [(each.name, each.tokens) for each in self.records])
+            leak = leak_of(reply, oracle, [(known.name, known.tokens) for known in self.records])
         ideal.remember(reply)
         reported = None if account is None else self._account(account, verdict)
         self.records.append(record)
@@ -641,7 +639,7 @@ def step_of(record: Record, evidence: Evidence) -> Step:
             )
             for checkpoint in _slot_of(record).get("checkpoints", ())
         ),
-        prompt_cache=tuple(as_json(each) for each in record.snapshot.get("prompt_cache", ())),
+        prompt_cache=tuple(as_json(entry) for entry in record.snapshot.get("prompt_cache", ())),
         events=record.events,
         error=record.error,
         message=record.message,

@@ -284,11 +284,11 @@ class Session(Loop):
         if step.do == "complete":
             self._submit(record, group)
         elif step.do == "cancel":
-            earlier = [each for each in group[: group.index(record)] if each.ticket is not None]
+            earlier = [other for other in group[: group.index(record)] if other.ticket is not None]
             wanted = record.step.of or earlier[-1].name
-            ticket = next(each.ticket for each in earlier if each.name == wanted)
+            ticket = next(other.ticket for other in earlier if other.name == wanted)
             if ticket is not None:
-                cancelled = next(each for each in earlier if each.ticket == ticket)
+                cancelled = next(other for other in earlier if other.ticket == ticket)
                 cancelled.left = self.engine.reply(ticket) is None
                 self.engine.cancel(ticket)
                 self.cancelled.add(ticket)
@@ -326,7 +326,7 @@ class Session(Loop):
     def _is_one_of_several(self, record: Record, group: Sequence[Record]) -> bool:
         """True for one of several prompts of a call, on servers that treat lists as texts."""
         lists, at = any(e.name == AS_TEXT for e in self.family.fields), group.index(record)
-        neighbours = (each.step for each in group[at : at + 2])
+        neighbours = (member.step for member in group[at : at + 2])
         return lists and any(e.with_previous and not e.turns for e in neighbours)
 
     def request(self, record: Record) -> Request:
@@ -473,7 +473,7 @@ def share_events(records: Sequence[Record], events: Sequence[Event]) -> None:
     by_slot = {record.slot: record for record in records if record.slot is not None}
     shares: dict[int, list[Event]] = {id(record): [] for record in records}
     for event in events:
-        by_task = next((each for ticket, each in ticketed if ticket <= event.task), None)
+        by_task = next((earlier for ticket, earlier in ticketed if ticket <= event.task), None)
         owner = by_task or by_slot.get(event.slot) or records[0]
         shares[id(owner)].append(event)
     for record in records:

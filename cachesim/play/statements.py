@@ -229,9 +229,9 @@ def checkpoint_facts(step: Step, past: Past) -> Iterator[Fact]:
 def _kept(
     step: Step, at: int, past: Past, restored: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    history = [(step.name, each) for each in step.events[:at]][::-1]
+    history = [(step.name, event) for event in step.events[:at]][::-1]
     for earlier in reversed(past.steps):
-        history += [(earlier.name, each) for each in reversed(earlier.events)]
+        history += [(earlier.name, event) for event in reversed(earlier.events)]
     for name, event in history:
         fields = event.as_dict()
         if fields["event"] == "checkpoint-kept" and _is_same(fields, restored):
@@ -306,8 +306,8 @@ def _reuse(step: Step, account: Account) -> Iterator[Fact]:
 
 def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     wanted = record.prompt[: account.ideal]
-    alike = (each for each in past.earlier if _adapters(each) == _adapters(record))
-    computed = next((each for each in alike if _text(each)[: len(wanted)] == wanted), None)
+    alike = (request for request in past.earlier if _adapters(request) == _adapters(record))
+    computed = next((request for request in alike if _text(request)[: len(wanted)] == wanted), None)
     if computed is None:
         return
     if computed.snapshot is record.snapshot:
@@ -320,7 +320,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
             fields={"computed": computed.name, "n_tokens": len(wanted)},
         )
         return
-    together = groupby(past.earlier, key=lambda each: id(each.snapshot))
+    together = groupby(past.earlier, key=lambda known: id(known.snapshot))
     moments = ([*group] for _, group in together)
     groups = [moment for moment in moments if moment[-1].snapshot is not record.snapshot]
     if not any(group[-1].holds for group in groups):
@@ -328,7 +328,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     held = [any(tokens[: len(wanted)] == wanted for tokens in group[-1].holds) for group in groups]
     if held[-1]:
         return
-    last = max((i for i, each in enumerate(held) if each), default=None)
+    last = max((i for i, hold in enumerate(held) if hold), default=None)
     if last is None:  # not even the step that computed them left them behind
         last = next(i for i, group in enumerate(groups) if computed in group) - 1
     taken = _taken(groups[last], groups[last + 1], wanted) if last >= 0 else None
@@ -432,7 +432,7 @@ def _index(step: Step, *names: str) -> int | None:
 
 
 def _consumer(facts: Sequence[Fact], past: Past) -> tuple[int, int] | None:
-    fact = next((each for each in facts if each.word == "consumed"), None)
+    fact = next((fact for fact in facts if fact.word == "consumed"), None)
     if fact is None:
         return None
     found = [i for i, step in enumerate(past.steps) if step.name == fact.fields["step"]]

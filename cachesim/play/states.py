@@ -155,7 +155,7 @@ class Provenance:
                 shared = {
                     step: get_common_prefix(text[at:], rest) for step, text in self.texts.items()
                 }
-                step = max(shared, key=lambda each: (shared[each], -each), default=NOBODY)
+                step = max(shared, key=lambda step: (shared[step], -step), default=NOBODY)
                 count = shared.get(step, 0)
                 if count:
                     found.append({"step": step, "at": at, "count": count})
@@ -480,7 +480,7 @@ def _runs(runs: Runs, origins: Provenance) -> tuple[CellRun, ...]:
             if not (found and _joins(found[-1], entry)):
                 found.append(entry)
             start += size_of(held)
-    return tuple(CellRun(**each) for each in found)
+    return tuple(CellRun(**cells) for cells in found)
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:

@@ -294,9 +294,9 @@ def _is_deep(value: Json) -> bool:
     for _ in range(DEEPEST):
         level = [
             inner
-            for each in level
-            if isinstance(each, list | dict)
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for value in level
+            if isinstance(value, list | dict)
+            for inner in (value.values() if isinstance(value, dict) else value)
         ]
         if not level:
             return False

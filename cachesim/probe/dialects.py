@@ -335,7 +335,7 @@ class SglangServer(Dialect):
     def read(self, answer: JsonObject) -> Answer:
         meta = answer["meta_info"]
         rows = (
-            _finite({each[1]: each[0] for each in row or ()})
+            _finite({pair[1]: pair[0] for pair in row or ()})
             for row in meta.get("output_top_logprobs") or ()
         )
         tokens = [logprob[1] for logprob in meta.get("output_token_logprobs") or ()]
@@ -430,11 +430,11 @@ class TextServer(Dialect):
     def read(self, answer: JsonObject) -> Answer:
         choice, usage = answer["choices"][0], mapping(answer.get("usage"))
         found = mapping(choice.get("logprobs"))
-        rows = [_text_row(each) for each in found.get("content") or ()]
-        tokens = [self._word(max(each, key=each.__getitem__)) for each in rows if each]
+        rows = [_text_row(row) for row in found.get("content") or ()]
+        tokens = [self._word(max(row, key=row.__getitem__)) for row in rows if row]
         if found.get("top_logprobs"):
             rows = [_finite(logprob or {}) for logprob in found["top_logprobs"]]
-            tokens = [self._word(each) for each in found["tokens"]]
+            tokens = [self._word(token) for token in found["tokens"]]
         for row in rows:
             for token in row:
                 self._word(token)

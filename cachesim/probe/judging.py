@@ -56,7 +56,7 @@ class Noise:
     @property
     def limit(self) -> float:
         """The distance from which an answer is suspicious."""
-        believed = (number for number in (*self.company, *self.reuse) if number < ERROR)
+        believed = (distance for distance in (*self.company, *self.reuse) if distance < ERROR)
         return max(MATERIAL, MARGIN * max((*self.alone, *believed), default=0.0))
 
     @property
@@ -144,9 +144,12 @@ class Judge:
         """
         share = self.alpha / (number * (number + 1))
         noise = self.noise
-        rounded = [*self.rounded, *(each for each in noise.reuse if each <= noise.error)]
+        rounded = [
+            *self.rounded,
+            *(distance for distance in noise.reuse if distance <= noise.error),
+        ]
         rounded += noise.alone + noise.company
-        hits = sum(each > noise.limit for each in rounded)
+        hits = sum(distance > noise.limit for distance in rounded)
         chance = max(FLOOR, upper_bound(hits, len(rounded), share * CALIBRATION))
         return SequentialTest(chance), 1 / (share * (1 - CALIBRATION))
 

@@ -213,7 +213,7 @@ class Probe:
         played = play_with_leaver(self.target, queries, self._chance)
         for query, answer in zip(played.queries, played.answers, strict=True):
             found.add(query, answer)
-        sent = [[each] for each in played.queries]
+        sent = [[query] for query in played.queries]
         self._check_alive(played, after(sent, replace(drawn, step=()), self.facts.words))
 
     def _calibrate(self) -> None:
@@ -276,7 +276,7 @@ class Probe:
             Query(prompt=self._text(5, self._longest), reply=self._text(CONTINUATION, CONTINUATION))
             for _ in range(STARTS if target.process is not None else 0)
         ]
-        for query, cold in [(each, target.cold(each)) for each in queries]:
+        for query, cold in [(query, target.cold(query)) for query in queries]:
             target.restart()
             fresh = target.together([query])[0]
             if cold.error or fresh.error:
@@ -298,7 +298,7 @@ class Probe:
             ("reuse", noise.reuse, "a prompt that extends the one before is answered"),
             ("company", noise.company, "an uncached prompt beside other requests is answered"),
         )
-        alone = sum(number > judging.ERROR for number in noise.alone)
+        alone = sum(distance > judging.ERROR for distance in noise.alone)
         if alone * 5 > len(noise.alone):
             self.outcome.note(
                 f"uncached answers to the same prompt differ in {alone} of {len(noise.alone)} "
@@ -449,7 +449,7 @@ class Probe:
             return
         played, at, workload = suspicion.played, suspicion.at, suspicion.forms[0][0]
         query, answer = played.queries[at], played.answers[at]
-        hits = [number for number in seen if number > self.judge.noise.limit]
+        hits = [distance for distance in seen if distance > self.judge.noise.limit]
         cached = "an unknown number" if answer.cached is None else str(answer.cached)
         off = f"off by {median(hits):.2g}"
         if math.isinf(median(hits)):
@@ -536,7 +536,7 @@ class Probe:
             play(self.target, scenario, words_for(self.facts.words, self._chance))
             finding.proofs = (int(not self.target.answers()), 1)
             finding.fresh = finding.proofs[0] > 0
-        first = next(each for each in self.outcome.findings if each.kind == "no answer")
+        first = next(finding for finding in self.outcome.findings if finding.kind == "no answer")
         if finding is not first:
             self._drop(finding, first)
         if not self._over:
@@ -561,7 +561,7 @@ class Probe:
         same = (e for e in earlier if e.kind != "no answer" and finding.causes <= e.causes)
         first = next(same, None)
         if first is None and not proven:  # nothing tells it from those before
-            first = next((each for each in earlier if each.kind != "no answer"), None)
+            first = next((finding for finding in earlier if finding.kind != "no answer"), None)
         if first is not None:
             self._drop(finding, first)
             return
@@ -628,10 +628,10 @@ class Probe:
             return held
 
         best = Shown(whole, Played(), [], (0, plays))
-        for each in (shrink(whole, holds, trials=TRIALS), whole):
-            shown = [proof for proof in (self._fresh_play(each) for _ in range(plays)) if proof[1]]
+        for start in (shrink(whole, holds, trials=TRIALS), whole):
+            shown = [proof for proof in (self._fresh_play(start) for _ in range(plays)) if proof[1]]
             if len(shown) > best.proofs[0]:
-                best = Shown(each, *shown[0], (len(shown), plays))
+                best = Shown(start, *shown[0], (len(shown), plays))
             if len(shown) == plays:
                 break
         self._take(finding, best)
@@ -650,10 +650,10 @@ class Probe:
         self._fresh = self.outcome.fingerprint.ranked[:SIMULATING]
         for back in SIMULATED if self._fresh else ():
             whole = after(self._before[-back:] if back else [], scenario, self.facts.words)
-            for each in (one_at_a_time(whole, self._slot), whole):
-                if self._closes or not self._simulated(each):
+            for start in (one_at_a_time(whole, self._slot), whole):
+                if self._closes or not self._simulated(start):
                     continue
-                small = shrink(each, self._holds_simulated, trials=TRIALS)
+                small = shrink(start, self._holds_simulated, trials=TRIALS)
                 named = words_for(self.facts.words, self._chance)
                 sent = [at for at, step in enumerate(small.step) if step.do == "complete"]
                 finding.scenario, finding.fresh = small, True
@@ -681,10 +681,10 @@ class Probe:
             before = self._before[-back:] if back else []
             whole = after(before, scenario, self.facts.words)
             calm, self._plays = one_at_a_time(whole, self._slot), 1
-            for each in (calm, whole) if calm != whole else (whole,):
-                if (not self._fresh or self._simulated(each)) and self._in_a_row(each):
+            for start in (calm, whole) if calm != whole else (whole,):
+                if (not self._fresh or self._simulated(start)) and self._in_a_row(start):
                     self._smallest = self._last
-                    return each
+                    return start
             self._plays = most
             if most > 1 and self._shows(whole):
                 self._smallest = self._last
@@ -710,12 +710,12 @@ class Probe:
         self.target.restart()
         played = play(self.target, scenario, words_for(self.facts.words, self._chance))
         far = distances(self.target, played, COMPARED)
-        wrong = [each for each in far if each[1] > self.judge.noise.limit]
+        wrong = [reply for reply in far if reply[1] > self.judge.noise.limit]
         if wrong and self._fresh:
             shown = self._simulated(scenario)
-            wrong = [each for each in wrong if played.steps[each[0]] in shown]
+            wrong = [reply for reply in wrong if played.steps[reply[0]] in shown]
         known = self._explained(scenario) if wrong else frozenset()
-        return played, [each for each in wrong if played.steps[each[0]] not in known]
+        return played, [reply for reply in wrong if played.steps[reply[0]] not in known]
 
     def _simulated(self, scenario: Scenario) -> frozenset[int]:
         """Steps that are wrong from a fresh start in a simulated server."""

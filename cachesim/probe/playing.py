@@ -74,7 +74,7 @@ def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Playe
         played.queries += queries
         played.answers += answers
         played.steps += numbers
-        if any(each.fatal for each in answers):
+        if any(answer.fatal for answer in answers):
             break
     return played
 
@@ -174,7 +174,7 @@ def _with_real_replies(
     drawn    p0 p1 p2 r0 r1 q0       p: an earlier prompt, r: its drawn reply
     sent     P0 P1 P2 R0 R1 Q0       R: what the server replied
     """
-    best = max(quoted, key=lambda each: get_common_prefix(each[0], drawn), default=None)
+    best = max(quoted, key=lambda known: get_common_prefix(known[0], drawn), default=None)
     if best is None:
         return prompt
     equal = get_common_prefix(best[0], drawn)
@@ -210,7 +210,7 @@ def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
     kept: list[Step] = []
     for step in steps:
         size = len(step.ids)
-        if size > 1 and all((each.ids + _reply(each))[:size] != step.ids for each in kept):
+        if size > 1 and all((other.ids + _reply(other))[:size] != step.ids for other in kept):
             kept.append(step)
     return (replace(kept[0], with_previous=False), *kept[1:]) if kept else ()
 

@@ -109,7 +109,7 @@ class Candidate:
         """The counts of all states; those states that explain the answer's are kept."""
         states = [replace(self, engine=other, others=[]) for other in (self.engine, *self.others)]
         found = [state.cached(query, numbers, answer.tokens) for state in states]
-        kept = [s.engine for s, each in zip(states, found, strict=True) if each == answer.cached]
+        kept = [s.engine for s, count in zip(states, found, strict=True) if count == answer.cached]
         if len(kept) > 1:
             kept = list({repr(engine.snapshot()): engine for engine in kept}.values())
         self.engine, *self.others = kept or [self.engine]
@@ -145,9 +145,9 @@ class Candidate:
 
 def _request(query: Query, numbers: Mapping[Word, int], reply: Sequence[Word]) -> Request:
     return Request(
-        prompt=as_tokens([numbers[each] for each in query.prompt]),
+        prompt=as_tokens([numbers[word] for word in query.prompt]),
         predict=len(query.reply),
-        reply=as_tokens([numbers[each] for each in reply]) or None,
+        reply=as_tokens([numbers[word] for word in reply]) or None,
         slot=query.slot,
         cache_prompt=query.cache_prompt,
     )
@@ -184,7 +184,7 @@ class Fingerprint:
         counts = [candidate.counts(query, numbers, answer) for candidate in self.left]
         agree = [c for c, found in zip(self.left, counts, strict=True) if answer.cached in found]
         if not agree:
-            named = ", ".join(sorted({str(each) for found in counts for each in found})[:4])
+            named = ", ".join(sorted({str(count) for found in counts for count in found})[:4])
             left = f", after {counted(self.leavers, 'client')} left," if self.leavers else ""
             self.unexplained = (
                 f"request {self.requests}{left} reports {answer.cached} of {len(query.prompt)} "
@@ -211,7 +211,7 @@ class Fingerprint:
                 {tuple(e.cached(q, self._numbers, q.reply) for q in queries) for e in engines}
             )
 
-        return max(drawn, key=lambda each: kinds(each[1]))[0]
+        return max(drawn, key=lambda setting: kinds(setting[1]))[0]
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -225,7 +225,7 @@ class Fingerprint:
         """The candidates in words: releases, kinds of models, flags."""
         order = family_of(self.left[0].engine_name).names()
         releases = {release for one in self.left for release in one.releases}
-        named = [text for text in order if text in releases]
+        named = [release for release in order if release in releases]
         gaps = order.index(named[-1]) - order.index(named[0]) + 1 - len(named)
         range_ = ", ".join(named) if gaps or len(named) < 3 else f"{named[0]} to {named[-1]}"
         models = ", ".join(dict.fromkeys(candidate.model for candidate in self.left))
@@ -236,7 +236,7 @@ class Fingerprint:
 def _copied(engine: Engine) -> Engine:
     """A copy of the mutable state; network, family and rules are shared."""
     shared = (engine.network, engine.family, engine.profile, engine.family.rules(engine.profile))
-    return deepcopy(engine, {id(each): each for each in shared})
+    return deepcopy(engine, {id(part): part for part in shared})
 
 
 def _candidates(engine: str, slots: int, context: int) -> Iterator[Candidate]:
@@ -294,7 +294,7 @@ class Guide:
             scored.append((self._reaches(one), one))
             if self._cured and "wrong" in scored[-1][0]:
                 break
-        reached, best = max(scored, key=lambda each: self._score(each[0]))
+        reached, best = max(scored, key=lambda setting: self._score(setting[0]))
         for kind in reached:
             self._reached[kind] = self._reached.get(kind, 0) + 1
         return best

@@ -488,7 +488,7 @@ def _first_difference(warm: Answer, cold: Answer) -> int:
 def _beside(warm: Answer, cold: Answer, place: int) -> Iterator[str]:
     def likeliest(answer: Answer) -> list[tuple[str, str]]:
         row: Row = answer.rows[place] if place < len(answer.rows) else {}
-        ranked = sorted(row.items(), key=lambda each: -each[1])[:SHOWN]
+        ranked = sorted(row.items(), key=lambda pair: -pair[1])[:SHOWN]
         return [(f"`{token}`", f"{p:.3f}") for token, p in ranked]
 
     for ours, theirs in zip(likeliest(warm), likeliest(cold), strict=False):

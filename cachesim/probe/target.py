@@ -120,7 +120,7 @@ class Target:
 
     def together(self, queries: Sequence[Query]) -> list[Answer]:
         """Warm answers to requests that are sent at once."""
-        answers = self._sent([(self.dialect, each, False) for each in queries])
+        answers = self._sent([(self.dialect, query, False) for query in queries])
         for query, answer in zip(queries, answers, strict=True):
             self.record(query, answer)
         return answers
@@ -140,7 +140,7 @@ class Target:
                 dialect.answer(Query(prompt=tuple(words[:1]), reply=query.reply[:1]))
             else:
                 self._cold_process.start()  # nothing else shows that it is cold
-        answer = self._sent([(dialect, each, leaves) for each in (query, *beside)])[0]
+        answer = self._sent([(dialect, sent, leaves) for sent in (query, *beside)])[0]
         if answer.cached and self._cold_process is not None:
             self._cold_process.start()
             answer = self._sent([(dialect, query, leaves)])[0]
@@ -233,7 +233,7 @@ def page_of(engine: str, command: str) -> int:
     """Tokens of a page of the cache, by the flags of a server or their default; 0: not known."""
     if not engine:
         return 0
-    option = next(each for each in family_of(engine).table() if each.name == "page_size")
+    option = next(option for option in family_of(engine).table() if option.name == "page_size")
     found = re.search(rf"{option.flag}[ =](\d{{1,9}})\b", command)
     return int(found[1]) if found else int(option.default)
 

@@ -170,11 +170,11 @@ class AnswerReader:
             entry = json.loads(text)
         except (ValueError, RecursionError):
             return
-        for each in entry if isinstance(entry, list) else [entry]:
-            if isinstance(each, dict):
-                take(self.fields, each)
+        for part in entry if isinstance(entry, list) else [entry]:
+            if isinstance(part, dict):
+                take(self.fields, part)
                 self.fields.ended |= not self.is_stream or (
-                    each.get("stop") is True or str(each.get("type")) in LAST or is_last(each)
+                    part.get("stop") is True or str(part.get("type")) in LAST or is_last(part)
                 )
 
 

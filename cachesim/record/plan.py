@@ -69,7 +69,7 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 def is_loopback(host: str) -> bool:
     """True if an address is reachable from this machine only."""
-    return host.lower() in LOOPBACK or any(each.is_loopback for each in spelled(host))
+    return host.lower() in LOOPBACK or any(address.is_loopback for address in spelled(host))
 
 
 def spelled(host: str) -> tuple[Address, ...]:
@@ -97,7 +97,7 @@ def addresses_of(host: str) -> frozenset[Address]:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return frozenset(spelled(host))
-    return frozenset(each for *_, place in found for each in spelled(str(place[0])))
+    return frozenset(address for *_, place in found for address in spelled(str(place[0])))
 
 
 def is_here(address: Address) -> bool:

@@ -134,7 +134,7 @@ class ServerTokenizer:
         prompt = request.get("prompt")
         if path.endswith(("/completion", "/completions")) and isinstance(prompt, str):
             return prompt
-        if isinstance(prompt, list) and all(type(each) is int for each in prompt):
+        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
             return prompt
         return None
 

@@ -56,7 +56,7 @@ def line_chart(
         alike.setdefault(tuple(sorted(points)), []).append(name)
     groups = {" = ".join(names): names for names in alike.values()}
     series, names = dict(zip(groups, alike, strict=True)), groups
-    rings = {name: [at for each in names[name] for at in rings[each]] for name in series}
+    rings = {name: [at for ring in names[name] for at in rings[ring]] for name in series}
     numbers = sorted({at for points in series.values() for at, _ in points})
     low, high = numbers[0], numbers[-1]
     logarithmic = low > 0 and high / low >= 20
@@ -174,7 +174,7 @@ def stacked_bars(
 def _fills(bars: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> dict[str, int]:
     """A hatch for each part; parts of `order` have theirs in every chart of a page."""
     used = dict.fromkeys(part for bar in bars.values() for part in bar)
-    free = (each for each in count() if each % len(COLOURS) not in {0, REUSED})
+    free = (colour for colour in count() if colour % len(COLOURS) not in {0, REUSED})
     every = dict.fromkeys([*order, *used])
     fills = {part: REUSED if part == "reused" else next(free) for part in every}
     return {part: fill for part, fill in fills.items() if part in used}
@@ -210,7 +210,7 @@ def svg_of(parts: Sequence[str], height: int, width: int = WIDTH) -> str:
 
 def steps(top: float) -> list[float]:
     """Round numbers from 0 to `top` or just above."""
-    size = next(each for each in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 1e9) if top / each <= 5)
+    size = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 1e9) if top / step <= 5)
     count = 1
     while count * size < top - 1e-9:
         count += 1
@@ -358,7 +358,7 @@ def stacked_areas(
 ) -> str:
     """Stacked columns; `kinds` are their patterns, `top` the scale."""
     top, first, last = top or 1, at[0], at[-1]
-    across = [SMALL_WIDTH * (each - first) / ((last - first) or 1) for each in at]
+    across = [SMALL_WIDTH * (value - first) / ((last - first) or 1) for value in at]
     floor = [0.0] * len(at)
     parts = [f"<title>{escape(title)}</title>", *patterns(range(len(kinds)))]
     for kind in kinds:

@@ -71,7 +71,9 @@ def _reused(title: str, rows: Sequence[Compared], steps: int) -> Table:
     for row in rows:
         if row.problem:
             continue
-        counts = [Text("-" if each is None else str(each)) for each in row.cached] if steps else []
+        counts = (
+            [Text("-" if count is None else str(count)) for count in row.cached] if steps else []
+        )
         reused = row.reused or 0
         cells = [Text(row.name), *counts, Text(f"{reused:,}", style="bold")]
         if not steps:
@@ -85,7 +87,7 @@ def _bar(row: Compared, most: int) -> Bar:
 
 
 def _lost_to(row: Compared) -> str:
-    causes = sorted(row.lost.items(), key=lambda each: -each[1])
+    causes = sorted(row.lost.items(), key=lambda loss: -loss[1])
     named = [f"{cause} {count:,}" for cause, count in causes]
     more = len(named) - LOSSES
     return ", ".join(named[:LOSSES]) + (f" and {more} more" if more > 0 else "")
@@ -121,7 +123,7 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for row in rows:
         total.update(row.lost)
-    free = (each for each in count() if each % 8 != REUSED)
+    free = (colour for colour in count() if colour % 8 != REUSED)
     return {cause: fill for (cause, _), fill in zip(total.most_common(), free, strict=False)}
 
 

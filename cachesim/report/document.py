@@ -103,7 +103,7 @@ class FittingTable(Table):
         columns = [column for column in self.columns if column.overflow != "fold"]
         sentences = [column for column in self.columns if column.overflow == "fold"]
         cells = [[as_text(cell) for cell in (column.header, *column.cells)] for column in columns]
-        widths = [max(map(len, each)) for each in cells]
+        widths = [max(map(len, column)) for column in cells]
         room = (wide - sum(widths)) // max(1, len(widths) - 1)
         if room < 1:
             return
@@ -149,8 +149,8 @@ def _narrowest(column: Column, console: Console, wide: ConsoleOptions) -> int:
         return column.width
     measured = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
     if column.no_wrap:
-        return max(each.maximum for each in measured)
-    widest = max(each.minimum for each in measured)
+        return max(measure.maximum for measure in measured)
+    widest = max(measure.minimum for measure in measured)
     widest = min(FOLDED, widest) if column.overflow == "fold" else widest
     return max(column.min_width or 0, widest)
 

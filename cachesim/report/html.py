@@ -141,12 +141,12 @@ class Packer:
     def number(self, value: object) -> int:
         """The number of a value; uses by each holder count once."""
         if isinstance(value, Mapping):
-            parts = tuple((str(key), self.number(each)) for key, each in value.items())
+            parts = tuple((str(key), self.number(item)) for key, item in value.items())
             inner = [n for _, n in parts]
             size = 2 + sum(len(key) + 4 + self._sizes[n] for key, n in parts)
             return self._known(("mapping", parts), dict(parts), inner, size)
         if isinstance(value, list | tuple):
-            inner = [self.number(each) for each in value]
+            inner = [self.number(item) for item in value]
             size = 2 + sum(1 + self._sizes[n] for n in inner)
             return self._known(("list", tuple(inner)), inner, inner, size)
         return self._known((type(value).__name__, value), value, [], len(repr(value)))
@@ -175,8 +175,8 @@ class Packer:
 
     def _spelled(self, kind: str, value: Json) -> Json:
         if kind == "list":
-            return [self.written(each) for each in value]
-        mapping = {key: self.written(each) for key, each in value.items()}
+            return [self.written(item) for item in value]
+        mapping = {key: self.written(item) for key, item in value.items()}
         return {"$": mapping} if "$" in mapping else mapping
 
     def pack(self, value: object) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]
     thin = {**run, "steps": steps, "detail": {**run["detail"], "states": states}}
     if "picture" in run:
         rows = zip(run["picture"]["states"], states, strict=False)
-        drawn = [None if state is None else each for each, state in rows]
+        drawn = [None if state is None else picture for picture, state in rows]
         thin["picture"] = {**run["picture"], "states": drawn}
     return thin
 
@@ -371,14 +371,14 @@ def page(
     if least > limit:
         raise TooLargeError(least, limit)
     plain = "\n".join(fragment(run, styled=False, steps=steps) for run in runs)
-    for each in thinner([_entry(run, steps, of, limit) for run in runs]):
+    for entries in thinner([_entry(run, steps, of, limit) for run in runs]):
         # The filled template; data comes last, as it may contain placeholders.
         scripts = "\n".join(_asset(name) for name in SCRIPTS)
         text = _asset("page.html").replace("/*style*/", STYLE + _asset("style.css"), 1)
         text = text.replace("<!--patterns-->", hatches(""), 1)
         head, tail = text.replace("/*script*/", scripts, 1).split("<!--plain-->", 1)
         before, after = tail.split("/*data*/", 1)
-        text = f"{head}{plain}{before}{island({'format': 1, 'runs': list(each)})}{after}"
+        text = f"{head}{plain}{before}{island({'format': 1, 'runs': list(entries)})}{after}"
         size = len(text.encode())
         if size <= limit:
             return text
@@ -430,9 +430,9 @@ def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:
     if isinstance(value, dict):
         if {"count", "step"} <= value.keys() and value["step"] >= steps:
             return {"tokens": list(texts.tokens(value))}
-        return {key: _spelled_out(each, texts, steps) for key, each in value.items()}
+        return {key: _spelled_out(item, texts, steps) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_spelled_out(each, texts, steps) for each in value)
+        return type(value)(_spelled_out(item, texts, steps) for item in value)
     return value
 
 

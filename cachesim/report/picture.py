@@ -516,7 +516,7 @@ def _state(texts: Texts, each: CheckpointState) -> tuple[Bar, ...]:
 def _entries(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
     """Conversations in order of their tokens, so that shared beginnings stand below each other."""
     before: tuple[int, ...] = ()
-    spelled = sorted(((texts.spelled(each.tokens), each) for each in entries), key=itemgetter(0))
+    spelled = sorted(((texts.spelled(entry.tokens), entry) for entry in entries), key=itemgetter(0))
     for ids, entry in spelled[:MOST_ENTRIES]:
         same = get_common_prefix(ids, before)
         bars = _parted(texts, entry.tokens, same, "shared", "held")
@@ -566,7 +566,7 @@ def moment(run: Run, index: int, state: State) -> Picture:
         about=_description(rows),
         positions=positions_of(run),
         rows=rows,
-        steps=tuple(each.name for each in run.steps),
+        steps=tuple(step.name for step in run.steps),
     )
 
 
@@ -695,7 +695,7 @@ def positions_of(run: Run) -> int:
             longest.append(sum(map(size_of, node.folded or ())))
     whole = max(longest, default=1) or 1
     if texts_of(run).words and whole > MOST_WORDS:
-        return max((each for each in longest if each < MOST_WORDS), default=whole)
+        return max((length for length in longest if length < MOST_WORDS), default=whole)
     return whole
 
 

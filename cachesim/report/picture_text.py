@@ -78,7 +78,7 @@ def blocks(
         if row.branch is not None:
             label = f"{row.branch.stem}{label}"
             branch = row.branch
-            for at in (each // scale for each in branch.passes):
+            for at in (length // scale for length in branch.passes):
                 if at < len(held) and held[at] == " ":
                     held[at] = "│"
             if MARKS[branch.mark]:
@@ -122,7 +122,7 @@ def _signs(picture: Picture) -> list[str]:
 def _writers_of(steps: Sequence[str]) -> list[str]:
     """A character for each step: the last of its name if these differ, else its number's."""
     last = [name[-1:] for name in steps]
-    if len(set(last)) == len(last) and all(each.isalnum() for each in last):
+    if len(set(last)) == len(last) and all(letter.isalnum() for letter in last):
         return last
     return [ORDER[i % len(ORDER)] for i in range(len(steps))]
 

@@ -131,15 +131,15 @@ def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
     wide = positions_of(result)
     pool: dict[str, int] = {}
     return {
-        **frame((row for each in found for row in each.rows), wide, "f"),
+        **frame((row for fact in found for row in fact.rows), wide, "f"),
         "hatches": hatches("f"),
         "frames": [
             {
-                "word": each.word,
-                "sentence": each.sentence,
-                "rows": [pool.setdefault(row_svg(row, wide, "f"), len(pool)) for row in each.rows],
+                "word": fact.word,
+                "sentence": fact.sentence,
+                "rows": [pool.setdefault(row_svg(row, wide, "f"), len(pool)) for row in fact.rows],
             }
-            for each in found
+            for fact in found
         ],
         "pool": list(pool),
     }
@@ -350,7 +350,7 @@ def _shown(step: Step) -> list[tuple[Event, int]]:
         if event.loudness() != "quiet" or progress is not None or event.name() == "memory-cut":
             found.append((event, number))
     if len(found) > MOST:
-        loud = [each for each in found if each[0].loudness() in {"loss", "gain", "warn"}]
+        loud = [event for event in found if event[0].loudness() in {"loss", "gain", "warn"}]
         found = loud[:MOST]
     return found
 

@@ -50,8 +50,8 @@ def dump_report(found: Mapping[str, Any], *, worst: int) -> list[RenderableType]
     )
     if found["requests"]:
         parts += [Text(), *request_lines(found["requests"])]
-    for each in ranked[:worst]:
-        parts += [Text(), recorded_request(each)]
+    for request in ranked[:worst]:
+        parts += [Text(), recorded_request(request)]
     return parts
 
 

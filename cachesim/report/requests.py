@@ -74,10 +74,14 @@ def doctor_report(found: Mapping[str, Any]) -> list[RenderableType]:
         table.add_column("a full answer needs")
         table.add_column("in it", justify="right")
         table.add_column("what to change", overflow="fold", min_width=SENTENCES)
-        for each in found["findings"]:
-            lacking = each["known"] < each["of"]
-            part = f"{each['known']:,} of {each['of']:,}" if each["of"] > 1 else YES[not lacking]
-            table.add_row(each["what"], part, each["change"] if lacking else "")
+        for finding in found["findings"]:
+            lacking = finding["known"] < finding["of"]
+            part = (
+                f"{finding['known']:,} of {finding['of']:,}"
+                if finding["of"] > 1
+                else YES[not lacking]
+            )
+            table.add_row(finding["what"], part, finding["change"] if lacking else "")
         parts += [table, Text()]
     if found["commands"]:
         parts.append(Text("The lines to change; other flags stay:"))

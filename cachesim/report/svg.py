@@ -54,7 +54,7 @@ def label_at(branch: Branch | None, wide: int) -> str:
 
 def branch_svg(branch: Branch, wide: int) -> str:
     """Lines from a row to its parent's and children's, below the bars."""
-    parts = [_down(each, wide, 0, LINE) for each in branch.passes]
+    parts = [_down(down, wide, 0, LINE) for down in branch.passes]
     if branch.root and branch.leads_on:
         parts.append(f'<circle class="saved" cx="5" cy="{MIDDLE}" r="4"/>')
         parts.append(_down(0, wide, MIDDLE, LINE))
@@ -205,7 +205,7 @@ def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None =
         parts = [branch_svg(row.branch, wide)]
     parts.append(f"<text {label_at(row.branch, wide)}>{escape(row.label)}{note}</text>")
     if row.bracket is not None:
-        a, b = (share(each, wide) for each in row.bracket)
+        a, b = (share(end, wide) for end in row.bracket)
         parts.append(f'<line class="ax" x1="{a}" x2="{b}" y1="{LABEL - 2}" y2="{LABEL - 2}"/>')
     gap = 18 if row.branch is not None and row.branch.mark else 4
     starts = [*sorted({bar.start for bar in row.bars}), wide]
@@ -317,16 +317,16 @@ def _joined(bar: Bar, token: float) -> Iterator[tuple[int, int, str]]:
 
 def _fitting(text: str, bar: float, after: float) -> tuple[str, bool]:
     """A text, its first word or nothing, and whether it fits inside the bar."""
-    for each in (text, text.replace(":", " ").split(" ", maxsplit=1)[0]):
-        need = LETTER * len(each) + 4
+    for label in (text, text.replace(":", " ").split(" ", maxsplit=1)[0]):
+        need = LETTER * len(label) + 4
         if need + 4 <= bar or need <= after:
-            return each, need + 4 <= bar
+            return label, need + 4 <= bar
     return "", True
 
 
 def axis_svg(wide: int) -> str:
     """The scale of positions."""
-    step = next(each for each in _ROUND if wide / each <= 8)
+    step = next(step for step in _ROUND if wide / step <= 8)
     marks = []
     for at in range(0, wide, step):
         x = share(at, wide)
@@ -448,7 +448,7 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
 
 def _arrow(arrow: Arrow, tops: list[int], gutter: int) -> str:
     """An arrow from the start of the checkpoint, down the gutter, to the restored memory."""
-    top, bottom = (tops[each] + LABEL + HIGH // 2 for each in (arrow.from_row, arrow.to_row))
+    top, bottom = (tops[row] + LABEL + HIGH // 2 for row in (arrow.from_row, arrow.to_row))
     tone, x = (" wrong" if arrow.wrong else ""), f"{gutter / 3:.4g}%"
     lines = (
         f'x1="{gutter}%" x2="{x}" y1="{top}" y2="{top}"',

@@ -40,7 +40,7 @@ def fleet_report(
             table.add_column(head, justify="right", no_wrap=True)
         for row in members:
             fleet = row["fleet"]
-            rates = [each["rate"] for each in fleet["by_replica"] if each["requests"]]
+            rates = [replica["rate"] for replica in fleet["by_replica"] if replica["requests"]]
             table.add_row(
                 fleet["router"],
                 f"{row['cached']:,}",
@@ -93,15 +93,15 @@ def gaps_report(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     yield Heading("policies: percentage points below the bound for the same memory", level=3)
     table = FittingTable()
     table.add_column("policy", overflow="fold", ratio=1)
-    sizes = list(dict.fromkeys(size for each in found.values() for size in each))
+    sizes = list(dict.fromkeys(size for gaps in found.values() for size in gaps))
     for size in sizes:
         table.add_column(
             size if isinstance(size, str) else f"{size / 10**9:,g} GB",
             justify="right",
             no_wrap=True,
         )
-    for name, each in found.items():
-        table.add_row(name, *(f"{each[size]:.1f}" if size in each else "" for size in sizes))
+    for name, by_size in found.items():
+        table.add_row(name, *(f"{by_size[size]:.1f}" if size in by_size else "" for size in sizes))
     yield table
     yield Text()
 
@@ -263,7 +263,9 @@ def _upgrade(server: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
         points=round(100 * (after["rate"] - before["rate"]), 4),
         lost={
             cause: count
-            for cause, count in sorted(more.items(), key=lambda each: (-abs(each[1]), each[0]))
+            for cause, count in sorted(
+                more.items(), key=lambda change: (-abs(change[1]), change[0])
+            )
             if count
         },
     )
@@ -478,12 +480,12 @@ def _curves(rows: Rows, flag: str) -> Picture:
     for server, points in curves.items():
         bends = "; ".join(knee.sentence for knee in found[server])
         table.add_row(server, sparkline([share for _, share in points], top), bends)
-    rings = {server: [knee.at for knee in each] for server, each in found.items()}
+    rings = {server: [knee.at for knee in knees] for server, knees in found.items()}
     drawn = line_chart(curves, x=flag, title=f"share over {flag}", rings=rings)
     items = "".join(
         f"<li>{escape(f'{server}: {knee.sentence}')}</li>"
-        for server, each in found.items()
-        for knee in each
+        for server, knees in found.items()
+        for knee in knees
     )
     return Picture(
         table, drawn + (f"<p>Knees, ringed in the plot:</p><ul>{items}</ul>" * bool(items))
@@ -531,7 +533,7 @@ def _memory_report(rows: Rows) -> Iterator[RenderableType]:
     if not shown:
         return
     drawn_of = [(name, *timeline_of(row)) for name, row in shown[:MOST_HELD]]
-    highest = [max(map(sum, zip(*each.values(), strict=True))) for _, _, each in drawn_of]
+    highest = [max(map(sum, zip(*drawn.values(), strict=True))) for _, _, drawn in drawn_of]
     figures = []
     for (name, requests, columns), most in zip(drawn_of, highest, strict=True):
         areas = stacked_areas(

@@ -60,7 +60,7 @@ def step_cell(step: Step) -> Text:
 def worst_answer(steps: Sequence[Step]) -> str | None:
     """The worst answer of a run."""
     found = {step.answer for step in steps}
-    return next((each for each in WORST_FIRST if each in found), None)
+    return next((answer for answer in WORST_FIRST if answer in found), None)
 
 
 def short_profile(profile: str) -> str:
@@ -171,9 +171,9 @@ def by_evidence(runs: Sequence[Run]) -> RenderableType:
         if label is not None:
             counts[run.profile.partition("@")[0]][label] += 1
     for engine, found in sorted(counts.items()):
-        table.add_row(engine, *(str(found[each]) for each in LABELS))
+        table.add_row(engine, *(str(found[label]) for label in LABELS))
     total = sum(counts.values(), Counter[Evidence]())
-    table.add_row("all", *(str(total[each]) for each in LABELS))
+    table.add_row("all", *(str(total[label]) for label in LABELS))
     return table
 
 
@@ -298,7 +298,7 @@ def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
     if scenario.about:
         lines.append(Text(scenario.story))
     said = dict.fromkeys(machine_statement(scenario, run) for run in runs)
-    lines += [Text(each, style="quiet") for each in said if each]
+    lines += [Text(line, style="quiet") for line in said if line]
     return Group(*lines)
 
 

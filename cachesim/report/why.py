@@ -59,8 +59,8 @@ def why_report(
     if advice := advice_of(found["tuned"]):
         parts += [Text(), Text(advice)]
     parts += [Text(), *request_lines(found["requests"])]
-    for each in worst:
-        parts += [Text(), request(each)]
+    for entry in worst:
+        parts += [Text(), request(entry)]
     if found["what_if"] and found["totals"]["processed"]:
         same = found["what_if"][0]["processed"] == found["totals"]["processed"]
         exact = same and not agreement["differing"]
@@ -160,7 +160,7 @@ def advice_of(tuned: Mapping[str, Any] | None) -> str:
     if tuned["withheld"] or len(tuned["tried"]) < 2 or not tuned["own"]["processed"]:
         return str(tuned["withheld"])
     words = verdict(tuned["own"], tuned["recommended"], tuned["tried"])
-    return words + "".join(f" Assumed: {each}." for each in tuned["assumed"])
+    return words + "".join(f" Assumed: {assumption}." for assumption in tuned["assumed"])
 
 
 def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None) -> RenderableType:
@@ -186,15 +186,15 @@ def kind_of(cause: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> str:
     if cause["kind"] != "flag" or tuned is None or not cause["tried"]:
         return KINDS[cause["kind"]]
     if _any_helps(cause["tried"], 0):
-        best = max(cause["tried"], key=lambda each: (each["failed"] <= 0, each["fewer"]))
+        best = max(cause["tried"], key=lambda trial: (trial["failed"] <= 0, trial["fewer"]))
         return f"{KINDS['flag']}: {best['flag'].partition(' ')[0]}"
     own = tuned["own"]
-    fewer = (each | {"fewer": own["processed"] - each["processed"]} for each in tuned["tried"])
+    fewer = (trial | {"fewer": own["processed"] - trial["processed"]} for trial in tuned["tried"])
     return "these flags do not help" if _any_helps(fewer, own["failed"]) else "no flag tried helps"
 
 
 def _any_helps(tried: Iterable[Mapping[str, Any]], failed: int) -> bool:
-    return any(each["fewer"] > 0 and each["failed"] <= failed for each in tried)
+    return any(trial["fewer"] > 0 and trial["failed"] <= failed for trial in tried)
 
 
 def request(each: Mapping[str, Any]) -> RenderableType:
@@ -339,21 +339,21 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
     table.add_column("flags", overflow="fold")
     for head in ("prefill tokens", "change", "memory (MiB)", "change"):
         table.add_column(head, justify="right")
-    for each in [*front, *([] if own in front else [own])]:
-        tokens, size = each["processed"] - own["processed"], held(each) - held(own)
+    for trial in [*front, *([] if own in front else [own])]:
+        tokens, size = trial["processed"] - own["processed"], held(trial) - held(own)
         table.add_row(
-            words_of(each) + ("  *" if each == best else ""),
-            f"{each['processed']:,}",
-            "" if each == own else f"{tokens:+,}",
-            mib(held(each)),
-            "" if each == own else _change(size),
+            words_of(trial) + ("  *" if trial == best else ""),
+            f"{trial['processed']:,}",
+            "" if trial == own else f"{tokens:+,}",
+            mib(held(trial)),
+            "" if trial == own else _change(size),
         )
     parts: list[RenderableType] = [Heading(f"{found['source']}: {title}"), Text()]
     if found.get("withheld"):
         return [*parts, Text(found["withheld"]), Text(), Text(found["left_out_says"], "quiet")]
     parts += [Text(verdict(own, best, found["tried"])), Text(), Text(found["command"], "bold")]
     parts += [Text(), table]
-    if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
+    if len({trial["processed"] for trial in found["tried"]}) > 1:  # else one line of signs
         parts += [Text(), Picture(_Plot(found["tried"], own, best), _scatter(found))]
     for words in filter(None, (found.get("left_out_says"), found["bytes_say"])):
         parts += [Text(), Text(words, style="quiet")]
@@ -364,7 +364,7 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
 
 def _change(size: int) -> str:
     """Bytes more or less, in MiB; digits enough that a difference is not 0."""
-    digits = next((each for each in (1, 2, 3) if round(abs(size) / MIB, each)), 4)
+    digits = next((digits for digits in (1, 2, 3) if round(abs(size) / MIB, digits)), 4)
     return f"{size / MIB:+,.{digits}f}" if size else "+0"
 
 
@@ -372,7 +372,7 @@ def _scatter(found: Mapping[str, Any]) -> str:
     """The plot of a page."""
     own, best = found["own"], found["recommended"]
     groups: dict[str, list[Mapping[str, Any]]] = {
-        "tried": [each for each in found["tried"] if each not in (own, best)],
+        "tried": [trial for trial in found["tried"] if trial not in (own, best)],
         "recommended": [best] if best != own else [],
         "now" if best != own else "now, and recommended": [own],
     }
@@ -409,7 +409,7 @@ class _Plot:
         yield Text("\n".join(self._lines(width)), no_wrap=True)
 
     def _lines(self, width: int) -> Iterator[str]:
-        reads = [each["processed"] for each in self.tried]
+        reads = [trial["processed"] for trial in self.tried]
         low, high = min(reads), max(reads)
         grid, signs = self._grid(width)
         for number, row in enumerate(grid):
@@ -425,13 +425,13 @@ class _Plot:
             yield f"{'':>{MARGIN}}{line}"
 
     def _ends(self) -> tuple[int, int]:
-        bytes_held = [held(each) for each in self.tried]
+        bytes_held = [held(trial) for trial in self.tried]
         return min(bytes_held), max(bytes_held)
 
     def _grid(self, width: int) -> tuple[list[list[str]], Mapping[str, str]]:
         """The signs in the grid, and the legend of those visible."""
-        low = min(each["processed"] for each in self.tried)
-        high = max(each["processed"] for each in self.tried)
+        low = min(trial["processed"] for trial in self.tried)
+        high = max(trial["processed"] for trial in self.tried)
         left, right = self._ends()
 
         def place(each: Mapping[str, Any]) -> tuple[int, int]:

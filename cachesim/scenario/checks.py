@@ -35,7 +35,7 @@ MEASURES: Final = tuple(
 def spec_of(model: Model) -> ModelSpec:
     """The preset or the layers of a scenario, with the measures it replaces."""
     given = {name: getattr(model, name) for name in MEASURES}
-    changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if model.sizes:
         known = {field.name for field in fields(Sizes)}
         for name in model.sizes:
@@ -370,7 +370,7 @@ def _fields(scenario: Scenario) -> Iterator[Problem]:
                 text = "has no meaning for set-lora; write options = { lora = [...] }"
                 yield Problem(("step", index, "options", key), text)
         for key, value in step.options.items() if step.do == "complete" else ():
-            for profile in (each for each in profiles if each.engine in FAMILIES):
+            for profile in (profile for profile in profiles if profile.engine in FAMILIES):
                 try:
                     family_of(profile.engine).read_fields(profile, {key: value})
                 except InputError as error:
@@ -438,7 +438,7 @@ def _references(
     }
     known = [*scenario.spans, *(name + REPLY for name in sorted(answered))]
     for key, words in references(scenario.step[index]).items():
-        for word in (each for each in words if each not in known):
+        for word in (word for word in words if word not in known):
             text, about = f"there is no span {short(word)}", word
             if word.endswith(REPLY):
                 text, about = _why_unanswered(word.removesuffix(REPLY), names, index, group), ""

@@ -50,10 +50,11 @@ def loads(data: bytes, *, name: str) -> Scenario:
     if problems or scenario is None:
         starts = {} if is_json(text) else lines_of(text)
         placed = [(line_of(problem.path, starts), str(problem)) for problem in problems]
-        placed.sort(key=lambda each: each[0] or 0)
+        placed.sort(key=lambda problem: problem[0] or 0)
         said = [problem if line is None else f"{line}: {problem}" for line, problem in placed]
         places = (
-            f"{name}:{each}" if each[0].isdigit() else f"{name}: {each}" for each in capped(said)
+            f"{name}:{problem}" if problem[0].isdigit() else f"{name}: {problem}"
+            for problem in capped(said)
         )
         raise ScenarioError(*places)
     return scenario
@@ -191,7 +192,7 @@ def _end_of_value(text: str, at: int) -> int:
 
 def parts_of(key: str) -> Place:
     """The names of a dotted key, without their quotes."""
-    return tuple(each.strip("\"'") for each in re.findall(_PART, key))
+    return tuple(part.strip("\"'") for part in re.findall(_PART, key))
 
 
 def line_of(path: Place, lines: Mapping[Place, int]) -> int | None:
@@ -218,11 +219,11 @@ def to_toml(scenario: Scenario) -> str:
     for name in TABLES:
         lines += _text_of(name, getattr(scenario, name))
     for name in LISTS:
-        for each in getattr(scenario, name):
+        for item in getattr(scenario, name):
             lines += [
                 "",
                 f"[[{name}]]",
-                *[f"{key} = {toml_of(value)}" for key, value in _set_fields(each)],
+                *[f"{key} = {toml_of(value)}" for key, value in _set_fields(item)],
             ]
     return "\n".join(lines) + "\n"
 
@@ -260,10 +261,10 @@ def toml_of(value: Json) -> str:
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            inside = ", ".join(f"{_key(key)} = {toml_of(each)}" for key, each in value.items())
+            inside = ", ".join(f"{_key(key)} = {toml_of(item)}" for key, item in value.items())
             return f"{{ {inside} }}" if inside else "{}"
         case _ if is_dataclass(value):
-            inside = ", ".join(f"{key} = {toml_of(each)}" for key, each in _set_fields(value))
+            inside = ", ".join(f"{key} = {toml_of(item)}" for key, item in _set_fields(value))
             return f"{{ {inside} }}"
         case _:
-            return f"[{', '.join(toml_of(each) for each in value)}]"
+            return f"[{', '.join(toml_of(item) for item in value)}]"

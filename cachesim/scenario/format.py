@@ -338,7 +338,7 @@ class Scenario:
     def model_names(self) -> str:
         """The preset or layers of each model, those of further ones after their names."""
         named = {n: e.preset or " ".join(e.layers or ()) for n, e in self.networks.items()}
-        return ", ".join(f"{name}: {each}" if name else each for name, each in named.items())
+        return ", ".join(f"{name}: {model}" if name else model for name, model in named.items())
 
     @property
     def requests(self) -> int:

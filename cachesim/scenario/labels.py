@@ -93,7 +93,7 @@ def digest(scenario: Scenario) -> str:
     played = replace(
         scenario,
         engine=replace(scenario.engine, profiles=()),
-        **{each: getattr(blank, each) for each in UNPLAYED},
+        **{field: getattr(blank, field) for field in UNPLAYED},
     )
     return hashlib.sha256(json.dumps(_stated(played), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -103,11 +103,11 @@ def _stated(value: object) -> Json:
     if is_dataclass(value) and not isinstance(value, type):
         blank = type(value)()
         named = ((field.name, getattr(value, field.name)) for field in fields(value))
-        return {name: _stated(each) for name, each in named if each != getattr(blank, name)}
+        return {name: _stated(stated) for name, stated in named if stated != getattr(blank, name)}
     if isinstance(value, Mapping):
-        return {str(key): _stated(each) for key, each in value.items()}
+        return {str(key): _stated(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_stated(each) for each in value]
+        return [_stated(item) for item in value]
     return value
 
 

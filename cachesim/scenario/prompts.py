@@ -169,7 +169,7 @@ class Vocabulary:
 
 
 def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
-    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
 def piece_of(word: str) -> tuple[str, slice]:

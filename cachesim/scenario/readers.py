@@ -174,9 +174,9 @@ class Ids:
             raise Wrong(f"must be a list of token ids, {found(value)}")
         if len(value) > self.longest:
             raise Wrong(f"must hold at most {self.longest} tokens, found {len(value)}")
-        for index, each in enumerate(value):
-            if type(each) is not int or each < 0:
-                msg = f"must be a token id, {found(each)}"
+        for index, token in enumerate(value):
+            if type(token) is not int or token < 0:
+                msg = f"must be a token id, {found(token)}"
                 raise Wrong(msg, [((index,), msg)])
         return tuple(value)
 

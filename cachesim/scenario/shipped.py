@@ -97,6 +97,6 @@ def sources(name: str) -> list[Source]:
 
     known = list(by_name)
     near = difflib.get_close_matches(stem, known, n=3, cutoff=0.6)
-    near += [text for text in known if name.lower() in text.lower() and text not in near][:3]
+    near += [other for other in known if name.lower() in other.lower() and other not in near][:3]
     hint = f"did you mean {', '.join(near)}?" if near else "`cachesim list` names those shipped"
     raise ScenarioError(f"{name}: there is no such file, folder or shipped scenario; {hint}")

@@ -93,7 +93,7 @@ def _structure_models(annotation: object, converter: Converter) -> Callable[[Any
     return lambda value, _: default(named(value, limits.MODELS), tables)
 
 
-@CONVERTER.register_structure_hook_factory(lambda each: _reader_of(each) is not None)
+@CONVERTER.register_structure_hook_factory(lambda kind: _reader_of(kind) is not None)
 def _structure_with_reader(annotation: object, _: Converter) -> Callable[[Any, Any], Any]:
     reader = there_is(_reader_of(annotation))
     return lambda value, _: reader.read(value)
@@ -134,7 +134,7 @@ def removable(path: Place) -> Place:
 def _is_too_deep(content: object) -> bool:
     level = [content]
     for _ in range(limits.DEPTH):
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for item in level for inner in _inside(item)]
         if not level:
             return False
     return True
@@ -145,7 +145,7 @@ def _inside(value: object) -> Iterable[object]:
         value = value.values()
     elif not isinstance(value, list | tuple):
         return ()
-    return [each for each in value if isinstance(each, Mapping | list | tuple)]
+    return [item for item in value if isinstance(item, Mapping | list | tuple)]
 
 
 def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:

@@ -208,7 +208,7 @@ class _Contract:
         self.options = options
         self.family, self.profile, self.spec = family, profile, tiny(model)
         self.report, self.right, self.spoil = report, right, spoil
-        packages = {family.package, *(FAMILIES[text].package for text in family.kin)}
+        packages = {family.package, *(FAMILIES[kin].package for kin in family.kin)}
         self.causes = {cause.id for package in packages for cause in causes_in(package)}
         self.kinds = {kind.name() for package in packages for kind in events_in(package)}
         self.where = f"{profile}, model {model}"
@@ -342,7 +342,7 @@ class _Contract:
         histories = chain(played.requests[:i], played.requests[i + 1 :])
         held = (history.prompt + (history.reply or ()) for history in histories)
         if reply.equal > max(
-            (get_common_prefix(tokens, reply.prompt) for tokens in held), default=0
+            (get_common_prefix(history, reply.prompt) for history in held), default=0
         ):
             text = f"request {i}: matches {reply.equal} tokens, more than any other request has"
             self._broken("causes", text, played)

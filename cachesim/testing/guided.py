@@ -103,13 +103,13 @@ class Numbers:
         self._highest = highest
         self._found: dict[int, None] = {}
         products = (one * other for one, other in combinations((1, *sizes), 2))
-        self._fixed = [number for number in products if 1 < number <= highest]
+        self._fixed = [product for product in products if 1 < product <= highest]
 
     def add(self, value: object) -> None:
         """Add a number, or the last ones of several; ignore anything else."""
         if isinstance(value, tuple):
-            for each in value[-2:]:
-                self.add(each)
+            for number in value[-2:]:
+                self.add(number)
         elif isinstance(value, int) and 1 < value <= self._highest:
             self._found.pop(value, None)
             self._found[int(value)] = None
@@ -159,7 +159,7 @@ class GuidedTree(Tree):
 
     def _respaced(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         """The prompt with white space more, or without that which it has."""
-        fewer = tuple(number for number in prompt if number not in SPACES)
+        fewer = tuple(token for token in prompt if token not in SPACES)
         if len(fewer) < len(prompt) and self._draws.integer(0, 1):
             return fewer
         at = self.cut(len(prompt))
@@ -469,13 +469,11 @@ def _at_sizes(draws: Draws, shape: Shape, sizes: Sequence[int]) -> Shape:
 
     The longest of them are rare: a workload of such prompts takes as long as many others.
     """
-    known = (
-        [number for number in sizes if number <= LONGEST] if draws.integer(0, 7) else list(sizes)
-    )
+    known = [size for size in sizes if size <= LONGEST] if draws.integer(0, 7) else list(sizes)
     if not known or not draws.integer(0, 1):
         return shape
     size = draws.one_of(known)
-    edges = tuple(each * size + more for each in (1, 1, 2) for more in NEAR)
+    edges = tuple(times * size + more for times in (1, 1, 2) for more in NEAR)
     longest = max(shape.longest, min(3 * size, size + LONGEST // 2))
     return replace(shape, longest=longest, edges=(*edges, *shape.edges))
 
@@ -585,4 +583,4 @@ def _values(flag: Option, options: dict[str, Any]) -> list[Any]:
     others = [v for v in options.values() if type(v) is int]
     near = [value + more for value in others for more in (-1, 0, 1)]
     low, high = flag.low or 0, flag.high or 1 << 20
-    return [number for number in (*SMALL, *near) if low <= number <= high]
+    return [value for value in (*SMALL, *near) if low <= value <= high]

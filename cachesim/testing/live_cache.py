@@ -130,7 +130,7 @@ class LiveCacheReport:
     def __str__(self) -> str:
         """The number of loads, and their lengths."""
         lengths = ", ".join(
-            f"{number} ({self.loaded[number]})" for number in sorted(self.loaded)[:12]
+            f"{length} ({self.loaded[length]})" for length in sorted(self.loaded)[:12]
         )
         return (
             f"{self.examples} examples, {self.stored} requests stored, {self.lookups} lookups, "
@@ -301,9 +301,11 @@ class _Player:
         """Query recent requests and variants of them; or one of them `only`."""
         recent = [request for _, request in self._stored[-2:]]
         closing: list[tuple[Server | None, int, Request]] = [
-            (None, cache, other) for other in self._closing() for cache in list(self._open) or [0]
+            (None, cache, request)
+            for request in self._closing()
+            for cache in list(self._open) or [0]
         ]
-        closing += [(server, 0, each) for server in self._servers() for each in recent]
+        closing += [(server, 0, request) for server in self._servers() for request in recent]
         for number, (server, cache, request) in enumerate(closing):
             self.ended = number + 1
             if only in {None, number}:
@@ -392,7 +394,7 @@ class _Player:
     def _store(self, number: int, request: Request) -> None:
         cache = self._cache(number)
         self._report.stored += 1
-        rows = [array.copy() for array in rows_of(self._server, request)]
+        rows = [row.copy() for row in rows_of(self._server, request)]
         self._add(number, f"store({self._text(request)})")
         self._call(cache.store, request, rows)
         self._stored.append((self._server, request))
@@ -513,8 +515,8 @@ class _Player:
             *reversed(self._ever),
             *((self._server, request) for request in self._asked),
         ]:
-            for index, each in enumerate(rows_of(server, other)[layer]):
-                if each.tobytes() == row and (found is None or index == at != found[2]):
+            for index, stored in enumerate(rows_of(server, other)[layer]):
+                if stored.tobytes() == row and (found is None or index == at != found[2]):
                     found = server, other, index
         return found
 
@@ -547,7 +549,7 @@ class _Player:
             return
         self._add(number, f"evict({self._text(request)})")
         self._call(cache.evict, request)
-        self._stored = [each for each in self._stored if each != (self._server, request)]
+        self._stored = [kept for kept in self._stored if kept != (self._server, request)]
 
     def _clear(self, number: int, _: Request) -> None:
         cache = self._cache(number)
@@ -559,8 +561,8 @@ class _Player:
     def _reopened(self, act: Act, request: Request) -> None:
         """Stop all caches, or kill one in the middle of a write, and open them anew."""
         self._promised = None
-        recent = list(dict.fromkeys(each for _, each in self._stored))[-RECENT:]
-        before = [(other, self._call(self._cache(0).lookup, other)) for other in recent]
+        recent = list(dict.fromkeys(request for _, request in self._stored))[-RECENT:]
+        before = [(request, self._call(self._cache(0).lookup, request)) for request in recent]
         self.close()
         self._report.restarts += 1
         if act.verb == "other server":
@@ -577,12 +579,12 @@ class _Player:
             self._story.add("the cache is closed and opened")
         if self.limit is not None or not self.persists:
             return
-        for each, count in before:
-            found = self._call(self._cache(0).lookup, each)
+        for asked, count in before:
+            found = self._call(self._cache(0).lookup, asked)
             if found < count:
                 self._story.broken(
                     "acknowledged stays",
-                    f"lookup({self._text(each)}) is {found}, and was {count} before",
+                    f"lookup({self._text(asked)}) is {found}, and was {count} before",
                 )
 
     def _write(self, request: Request) -> None:

@@ -69,7 +69,7 @@ class Pictures:
         if parts and isinstance(parts[-1], str):
             parts.append(draws.tokens(1, FIRST_WORD, LAST_WORD))
         tokens = (self._runs[part] if isinstance(part, str) else part for part in parts)
-        return tuple(token for each in tokens for token in each)
+        return tuple(token for row in tokens for token in row)
 
     def named(self, step: Step) -> tuple[Step, dict[str, tuple[int, ...]]]:
         """A step whose prompt names its images, and further spans, for its texts."""

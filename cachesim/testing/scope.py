@@ -238,14 +238,14 @@ def _prompts(scope: Scope, sent: tuple[_Sent, ...]) -> dict[tuple[Ids, int], Non
     found: dict[tuple[Ids, int], None] = {}
     if "new" in scope.acts or not sent:
         found |= {((), length): None for length in scope.lengths}
-    for each in reversed(sent):
+    for request in reversed(sent):
         if "again" in scope.acts:
-            found[each.prompt, 0] = None
+            found[request.prompt, 0] = None
         if "continue" in scope.acts:
-            found |= {(each.text, more): None for more in scope.more}
+            found |= {(request.text, more): None for more in scope.more}
         if "part" in scope.acts:
-            cuts = (cut for cut in scope.lengths if cut < len(each.text))
-            found |= {(each.text[:cut], more): None for cut, more in product(cuts, scope.more)}
+            cuts = (cut for cut in scope.lengths if cut < len(request.text))
+            found |= {(request.text[:cut], more): None for cut, more in product(cuts, scope.more)}
     return found
 
 

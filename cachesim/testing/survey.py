@@ -285,7 +285,7 @@ def cured_by(
 
 def _inherited(played: Run, index: int) -> bool:
     step = played.steps[index]
-    before = [each for each in played.steps[:index] if each.slot == step.slot]
+    before = [earlier for earlier in played.steps[:index] if earlier.slot == step.slot]
     return bool(before) and before[-1].answer == "diverged" and not _with_cause(played, index)
 
 
@@ -300,15 +300,15 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
         under = scenario.engine.options.get(adapters)
         yield ("memory computed under other adapters" if under else "no wrong memory") + " was read"
         if under:  # states are no part of it: what is wrong is wherever it comes from
-            yield from (text for text in _with_cause(played, index) if text == BRINGS["load"])
-            if any(_filled(each) for each in played.steps[:index]):
+            yield from (mark for mark in _with_cause(played, index) if mark == BRINGS["load"])
+            if any(_filled(step) for step in played.steps[:index]):
                 yield "a slot file was restored before"
             return
     else:
         yield f"the {PLACES.get(fault.place, fault.place)} {_nature(fault)}"
     brought = _with_cause(played, index)
     yield from brought
-    restored = (each.slot == step.slot for each in played.steps[:index] if _filled(each))
+    restored = (earlier.slot == step.slot for earlier in played.steps[:index] if _filled(earlier))
     if not brought and any(restored):
         yield "a slot file was restored before"
 
@@ -355,7 +355,7 @@ def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
         if step.explanation is None or step.cached is None or not rules or declined:
             continue
         there = [_equal(step)] if not stateful else list(_checkpoints(played, index))
-        best = max((number for number in there if number <= _equal(step)), default=0)
+        best = max((length for length in there if length <= _equal(step)), default=0)
         if best - 1 > step.cached:  # the last token is always reprocessed
             marks = tuple(dict.fromkeys(rule.rule for rule in rules))
             yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} held"
@@ -449,7 +449,7 @@ def made_small(
     trial = _played(smallest, profile, arithmetic, oracles, find)
     step, detail = causes(smallest, profile, arithmetic, find, trial=trial)[cause]
     plain = Finding(kind=cause.kind, step=step, detail=detail)
-    alike = (each for each in trial.findings if replace(each, due=0) == plain)
+    alike = (finding for finding in trial.findings if replace(finding, due=0) == plain)
     finding = next(alike, plain)
     about = f"Found by search on {profile}: {cause}; {detail.rstrip('.')}."
     expected = expected_of(finding)

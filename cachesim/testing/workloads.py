@@ -420,7 +420,7 @@ def with_alike(steps: Sequence[Step]) -> list[Step]:
         if step.with_previous and not step.turns and found:
             first = found[-1]
             alike = ("slot", "cache_prompt", "reply", "predict", "options", "suffix")
-            same = {text: getattr(first, text) for text in alike}
+            same = {field: getattr(first, field) for field in alike}
             found.append(replace(step, **same))
         else:
             found.append(step)

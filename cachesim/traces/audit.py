@@ -122,11 +122,11 @@ class Audit:
         parent = None if before is None else (*space, reading.hash_of(before, place))
         if parent is not None and parent not in tier.held:
             self._find("orphan", place, rank, block=str(before))
-        for each in _hashes(fields):
-            block: reading.Block = (*space, reading.hash_of(each, place))
+        for block_hash in _hashes(fields):
+            block: reading.Block = (*space, reading.hash_of(block_hash, place))
             self.stored += 1
             if block in tier.held:
-                self._find("again", place, rank, block=str(each))
+                self._find("again", place, rank, block=str(block_hash))
                 self._held -= 1
                 self._part(tier, block)
             tier.held[block] = parent
@@ -138,12 +138,12 @@ class Audit:
     def _remove(self, fields: dict[str, Any], rank: int, medium: str, place: str) -> None:
         """A removal has no salt: any block of this hash is meant."""
         tier = self._tiers.setdefault((rank, medium, fields.get("group_idx")), _Tier())
-        for each in _hashes(fields):
+        for block_hash in _hashes(fields):
             self.removed += 1
-            name = reading.hash_of(each, place)
+            name = reading.hash_of(block_hash, place)
             named = tier.names.get(name)
             if named is None:
-                self._find("unknown", place, rank, block=str(each))
+                self._find("unknown", place, rank, block=str(block_hash))
                 continue
             self._part(tier, named[0])
             self._held -= 1

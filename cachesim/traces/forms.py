@@ -185,7 +185,7 @@ def messages_of(value: Json, place: str) -> list[Message]:
     if not isinstance(value, list) or not value:
         msg = f"{place} is no list of messages; write [{{'role': 'user', 'content': '...'}}, ...]"
         raise TraceError(msg)
-    return [_message(each, place) for each in value]
+    return [_message(message, place) for message in value]
 
 
 def _message(value: Json, place: str) -> Message:
@@ -211,7 +211,7 @@ def text_of(value: Json) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "".join(text_of(each) for each in value)
+        return "".join(text_of(part) for part in value)
     if isinstance(value, dict) and isinstance(value.get("text"), str):
         return str(value["text"])
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
@@ -350,7 +350,7 @@ def token_ids(value: Json, keys: Sequence[str], place: str) -> list[int] | None:
     if isinstance(ids, list) and "..." in ids:
         msg = f"{place}: the log has a part of {key}; start SGLang with `--log-requests-level 3`"
         raise TraceError(msg)
-    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise TraceError(f"{place}: {key} is {str(ids)[:40]}; write a list of whole numbers")
     return ids
 
@@ -420,7 +420,7 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
 
     def received(name: str) -> str | None:
         """The name of a prompt: completions append its number in the request (`cmpl-a-0`)."""
-        parts = (each for each, (_, reply) in waiting.items() if reply is None)
+        parts = (name for name, (_, reply) in waiting.items() if reply is None)
         if name in waiting:  # a further choice (`n`) is none of the prompt's reply
             return name if waiting[name][1] is None else None
         return next((part for part in parts if part.rpartition("-")[0] == name), None)
@@ -444,9 +444,9 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
 
 def _ids_in(text: str, place: str) -> list[int]:
     """Token ids between commas; no tokenizer has one of more than 18 digits."""
-    found = [name for name in map(str.strip, text.split(",")) if name]
+    found = [part for part in map(str.strip, text.split(",")) if part]
     wrong = next(
-        (each for each in found if not (each.isascii() and each.isdigit()) or len(each) > 18), None
+        (part for part in found if not (part.isascii() and part.isdigit()) or len(part) > 18), None
     )
     if wrong is not None:
         raise TraceError(f"{place}: {wrong[:20]!r} is no token id; write whole numbers")
@@ -496,8 +496,8 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
             if not isinstance(ids, list):
                 raise TraceError(f"{where}: hash_ids is no list of whole numbers")
             blocks = []
-            for each in ids[: -(-length // size)]:
-                key = (scope, whole(each, 0, 1 << 36, f"{where}: hash_ids"))
+            for block_hash in ids[: -(-length // size)]:
+                key = (scope, whole(block_hash, 0, 1 << 36, f"{where}: hash_ids"))
                 if key not in numbers:
                     numbers[key] = next(fresh)
                 blocks.append(numbers[key])
@@ -515,17 +515,17 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
             )
         found.sort(key=lambda trace_request: trace_request.time)
         streams.append(found)
-    yield from heapq.merge(*streams, key=lambda stream: stream.time)
+    yield from heapq.merge(*streams, key=lambda request: request.time)
 
 
 def _flattened(requests: Sequence[Json], place: str) -> Iterator[tuple[JsonObject, float]]:
-    for each in requests:
-        if not isinstance(each, dict):
-            raise TraceError(f"{place}: requests has {str(each)[:40]}; write an object for each")
-        time = time_of(each.get("t"), f"{place}: t")
-        inner = each.get("requests")
+    for request in requests:
+        if not isinstance(request, dict):
+            raise TraceError(f"{place}: requests has {str(request)[:40]}; write an object for each")
+        time = time_of(request.get("t"), f"{place}: t")
+        inner = request.get("requests")
         if inner is None:
-            yield each, time
+            yield request, time
             continue
         if not isinstance(inner, list):
             raise TraceError(f"{place}: a sub-agent's requests is no list")

@@ -41,8 +41,8 @@ HOMES: Final = (
 """Packages whose objects a state may have, beside those of installed engines."""
 
 CONTAINERS: Final[dict[str, type]] = {
-    each.__name__: each
-    for each in (list, dict, set, deque, Counter, OrderedDict, defaultdict, bytearray)
+    kind.__name__: kind
+    for kind in (list, dict, set, deque, Counter, OrderedDict, defaultdict, bytearray)
 }
 BASES: Final = (list, dict, set)
 """Containers of which the simulator has classes of its own."""
@@ -171,7 +171,7 @@ class Writer:
 def _listed(state: Value) -> Value:
     """The state of a generator as JSON."""
     if isinstance(state, dict):
-        return {key: _listed(each) for key, each in state.items()}
+        return {key: _listed(item) for key, item in state.items()}
     return {"array": state.tolist()} if isinstance(state, np.ndarray) else state
 
 
@@ -180,7 +180,7 @@ def _unlisted(state: Value) -> Value:
         return state
     if state.keys() == {"array"}:
         return np.array(state["array"], dtype=np.uint64).astype(np.uint32)
-    return {key: _unlisted(each) for key, each in state.items()}
+    return {key: _unlisted(item) for key, item in state.items()}
 
 
 def _is_plain(value: object) -> bool:
@@ -206,11 +206,11 @@ def _object(value: Value) -> tuple[Node, list[object], bool]:
     if isinstance(value, Enum):
         return ["member", *named, value.name], [], True
     if isinstance(value, int | float | str):
-        plain = next(each for each in (int, float, str) if isinstance(value, each))
+        plain = next(kind for kind in (int, float, str) if isinstance(value, kind))
         return ["plain", *named, plain(value)], [], True
     if isinstance(value, tuple):
         return ["named", *named], list(value), True
-    base = next((each for each in BASES if isinstance(value, each)), None)
+    base = next((base for base in BASES if isinstance(value, base)), None)
     if base is not None and kind.__new__ is base.__new__:
         return _container_of_ours(value, base)
     odd = [
@@ -377,7 +377,7 @@ class _Reader:
 
     def array(self, node: Node) -> Value:
         dtype, shape, at = _dtype(node[1]), node[2], node[3]
-        if dtype == EMPTY and len(shape) < 5 and all(0 <= each < 1 << 31 for each in shape):
+        if dtype == EMPTY and len(shape) < 5 and all(0 <= side < 1 << 31 for side in shape):
             return np.zeros(shape, dtype)
         size = int(np.prod(shape, dtype=object)) if shape else 1
         if size < 0 or at < 0 or at + size * dtype.itemsize > len(self._arrays):
@@ -460,7 +460,7 @@ def _member(_: _Reader, node: Node) -> Value:
 
 def _plain_of_ours(node: Node) -> Value:
     kind = class_of(node[1], node[2])
-    base = next((each for each in (int, float, str) if issubclass(kind, each)), None)
+    base = next((base for base in (int, float, str) if issubclass(kind, base)), None)
     if base is None or type(node[3]) is not base:
         raise DamagedError(f"a number or text of {node[2]}")
     return base.__new__(kind, node[3])

@@ -88,18 +88,18 @@ def plan_of(
         raise PlanError(f"{name}: format is {table.get('format')!r}; write format = 1")
     sources = _as_many(
         source
-        for at, each in _tables(table, "trace", name)
-        for source in _sources(each, f"{name}: trace {at}", folder)
+        for at, entry in _tables(table, "trace", name)
+        for source in _sources(entry, f"{name}: trace {at}", folder)
     )
     servers = _as_many(
         server
-        for at, each in _tables(table, "server", name)
-        for server in _servers(each, f"{name}: server {at}", folder)
+        for at, entry in _tables(table, "server", name)
+        for server in _servers(entry, f"{name}: server {at}", folder)
     )
     if len(sources) * len(servers) > MOST_CELLS:
         raise PlanError(f"{name}: more than {MOST_CELLS:,} cells; write shorter lists")
     cells = tuple(replace(server, source=source) for source, server in product(sources, servers))
-    for cell in dict.fromkeys(replace(each, source=sources[0]) for each in cells):
+    for cell in dict.fromkeys(replace(cell, source=sources[0]) for cell in cells):
         try:
             check(cell)
         except InputError as error:
@@ -171,7 +171,7 @@ def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cel
     preset = "hybrid" if measured is None or BOUND in profiles else measured.preset()
     models = _several(table.get("model", preset), f"{place}: model")
     for key, values in (("profile", profiles), ("model", models)):
-        if not all(isinstance(each, str) for each in values):
+        if not all(isinstance(value, str) for value in values):
             msg = f"{place}: {key} is {table.get(key)!r}; write a name in quotes, or a list of them"
             raise PlanError(msg)
     flags = table.get("set", {})

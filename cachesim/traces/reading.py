@@ -122,7 +122,7 @@ def _runs(value: object, place: str) -> tuple[Run, ...]:
     if not isinstance(value, list) or len(value) > MOST_RUNS:
         msg = f"{place} is no list of runs; write them as [[text, first, past the last], ...]"
         raise TraceError(msg)
-    return joined(_run(each, place) for each in value)
+    return joined(_run(run, place) for run in value)
 
 
 def _run(run: object, place: str) -> Run:
@@ -243,10 +243,12 @@ class Stream:
         before = fields.get("parent_block_hash")
         parent = -1 if before is None else self._number((*space, hash_of(before, place)))
         numbers = []
-        for each in hashes:
-            number = self._number((*space, hash_of(each, place)))
+        for block_hash in hashes:
+            number = self._number((*space, hash_of(block_hash, place)))
             if number not in self._parents and number in self._chain(parent):
-                msg = f"{place}: block {each!r} comes after itself; give it the block before it"
+                msg = (
+                    f"{place}: block {block_hash!r} comes after itself; give it the block before it"
+                )
                 raise TraceError(msg)
             self._parents.setdefault(number, parent)
             numbers.append(number)
@@ -441,7 +443,7 @@ def lines_of(path: Path, name: str) -> Iterator[Line]:
     Of a folder, those of its files by name.
     """
     if path.is_dir():
-        for file in sorted(each for each in path.iterdir() if each.is_file()):
+        for file in sorted(file for file in path.iterdir() if file.is_file()):
             yield from lines_of(file, str(file))
         return
     if (rows := parquet_rows(path, name)) is not None:
@@ -456,8 +458,8 @@ def lines_of(path: Path, name: str) -> Iterator[Line]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = _document(text, lines, place, name)
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        yield from ((each, f"{name}[{at}]") for at, each in enumerate(value))
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        yield from ((item, f"{name}[{at}]") for at, item in enumerate(value))
     else:
         yield value, place
     yield from ((json_of(text, place), place) for text, place in lines if text.strip())

@@ -223,7 +223,7 @@ class Serving:
                 yield from (Served(request, None, str(abort)) for request in inside.values())
                 return
             self.now += turn
-            for ticket, answer in [(each, engine.reply(each)) for each in inside]:
+            for ticket, answer in [(ticket, engine.reply(ticket)) for ticket in inside]:
                 if answer is not None:
                     yield Served(inside.pop(ticket), answer)
                     engine.forget(ticket)
@@ -426,7 +426,7 @@ class Replayed:
             "rate": round(self.rate, 6),
             "lost": {
                 cause: count
-                for cause, count in sorted(self.lost.items(), key=lambda each: (-each[1], each[0]))
+                for cause, count in sorted(self.lost.items(), key=lambda loss: (-loss[1], loss[0]))
                 if count
             },
             "ended": self.ended,
@@ -450,7 +450,7 @@ class Replayed:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data, from which `of_json` makes it again."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return plain | {"lost": dict(self.lost), "ranks": [*self.ranks], "assumed": [*self.assumed]}
 
     @classmethod

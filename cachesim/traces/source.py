@@ -70,7 +70,7 @@ def conversation(draw: random.Random) -> Conversation:
     since no prompt shrinks.
     """
     size, computed = draw.random(), drawn(COMPUTED, draw.random())
-    first, last = (max(1, round(drawn(each, size))) for each in (FIRST, LAST))
+    first, last = (max(1, round(drawn(mean, size))) for mean in (FIRST, LAST))
     total = last / computed
     count = max(2, round(2 * total / (first + last)))
     step = (last - first) / (count - 1)

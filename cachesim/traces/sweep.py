@@ -172,7 +172,7 @@ def sweep(
     path = None if store is None else Path(store)
     with open_store(path) as known:
         outcomes = play_cells(cells, known, lambda: pool_of(processes))
-    return [flat(row_of(*each)) for each in zip(cells, outcomes, strict=True)]
+    return [flat(row_of(*played)) for played in zip(cells, outcomes, strict=True)]
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def play_cells(
 ) -> list[dict[str, Any]]:
     """Results of cells in order; `progress` is called with the number of parts done."""
     parts = [parts_of(cell) for cell in cells]
-    each_part = [part for each in parts for part in each]
+    each_part = [part for group in parts for part in group]
     tried = attempt if seams is None else partial(attempt, seams=seams)
     found = iter(_play_parts(each_part, store, workers, progress, tried))
     return [

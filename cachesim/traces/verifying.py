@@ -87,7 +87,7 @@ def verified(cell: Cell, count: int) -> Verified:
     if count < 1:
         raise InputError(f"--verify is {count}; write how many requests are to be computed, from 1")
     replayed = Serving(cell.engine()).serve(cell.requests(), cell.source.turn)
-    reused = {each.request.number: _cached(each.answer) for each in replayed}
+    reused = {played.request.number: _cached(played.answer) for played in replayed}
     reusing = sorted(number for number, cached in reused.items() if cached)
     sample = set(spread(reusing, count))
     last = max(sample, default=-1)

@@ -105,9 +105,9 @@ class Oracles:
         self._kept: list[Oracle] = []
 
     def of(self, network: Network) -> Oracle:
-        found = next((each for each in self._kept if each.network is network), None)
+        found = next((oracle for oracle in self._kept if oracle.network is network), None)
         oracle = found or Oracle(network)
-        self._kept = [oracle, *(each for each in self._kept if each is not oracle)][:NETWORKS]
+        self._kept = [oracle, *(other for other in self._kept if other is not oracle)][:NETWORKS]
         return oracle
 
 

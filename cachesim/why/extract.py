@@ -69,7 +69,7 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: UserSettings) -> Sc
     window, model = wanted.window or None, live.rerun.model
     spec = spec_for(live.profile, model, window=window)
     origin = Origin("recording", live.profile, spec, live.options, model, window)
-    played = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
+    played = [prompt for prompt in live.prompts if prompt.recorded.was_read and len(prompt.rope)]
     worst, lost = -1, 1
     for index, prompt in enumerate(played):
         answer = live.rerun.played.get(prompt.recorded.number, FAILED)
@@ -79,7 +79,7 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: UserSettings) -> Sc
     if worst < 0:
         raise InputError(NOTHING_LOST)
     number = played[worst].recorded.number
-    steps = [_finished(request_of(each)) for each in played[: worst + 1]][-MOST_EARLIER:]
+    steps = [_finished(request_of(prompt)) for prompt in played[: worst + 1]][-MOST_EARLIER:]
     alone, together = _last(origin, steps), live.rerun.played[number]
     if _signature(alone) != _signature(together):
         raise InputError(

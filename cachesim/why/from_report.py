@@ -256,15 +256,15 @@ def _release(family: Family[Any, Any], text: str, guesses: dict[str, str]) -> st
     known = {name: _version(name) for name in names if _version(name)}
     oldest = min(known.values())
     said = _versions(family, text, builds=builds)
-    near = [each for each in said if len(each) == 1 or each[0] == known[newest][0]]
-    wanted = next((each for each in near if oldest <= each), None)
+    near = [version for version in said if len(version) == 1 or version[0] == known[newest][0]]
+    wanted = next((version for version in near if oldest <= version), None)
     if wanted is None:
         older = f", and {_spelled(near[0])} is older than all that are simulated" if near else ""
         release = newest if not near else names[0]
         guesses["release"] = f"the release{older}; {release} is a guess"
         return release
-    found = max(each for each in known.values() if each <= wanted)
-    release = next(name for name, each in known.items() if each == found)
+    found = max(version for version in known.values() if version <= wanted)
+    release = next(name for name, version in known.items() if version == found)
     if found != wanted:
         guesses["release"] = (
             f"what differs between {_spelled(wanted)} and {release}, the nearest that is simulated"
@@ -275,12 +275,12 @@ def _release(family: Family[Any, Any], text: str, guesses: dict[str, str]) -> st
 def _versions(family: Family[Any, Any], text: str, *, builds: bool) -> list[tuple[int, ...]]:
     """Releases that a report names: those behind the server's name, else any of that form."""
     if builds:
-        return [_version("".join(each)) for each in re.findall(BUILD, text)]
+        return [_version("".join(build)) for build in re.findall(BUILD, text)]
     name = r"[\s._-]?".join(map(re.escape, re.split(r"[\s._-]+", family.name)))
     behind = re.findall(
         rf"{name}[^\w\n]{{0,6}}(?:version|release|v)?[^\w\n]{{0,4}}{NUMBERS}", text, re.IGNORECASE
     )
-    return [_version(each) for each in behind or re.findall(VERSION, text)]
+    return [_version(number) for number in behind or re.findall(VERSION, text)]
 
 
 def _spelled(version: tuple[int, ...]) -> str:
@@ -424,4 +424,4 @@ def _comment(request: Asked) -> str:
 
 def _head(missing: Sequence[str], issue: str) -> str:
     lines = [f"# report: {issue}"] if issue else []
-    return "\n".join([*lines, *(f"# not in the report: {each}" for each in missing)])
+    return "\n".join([*lines, *(f"# not in the report: {lack}" for lack in missing)])

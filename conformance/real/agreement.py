@@ -100,8 +100,8 @@ class Agreement:
         """A row for each kind, and the sums."""
         columns = self.counts.values()
         table = table_of_numbers(self.title, self.kinds, *self.counts)
-        for text in sorted(next(iter(columns), ())):
-            table.add_row(text, *(f"{column[text]:,}" for column in columns))
+        for kind in sorted(next(iter(columns), ())):
+            table.add_row(kind, *(f"{column[kind]:,}" for column in columns))
         table.add_section()
         table.add_row("all", *(f"{column.total():,}" for column in columns))
         return table

@@ -333,7 +333,7 @@ class Context:
             # Sequences do not attend to each other: the network runs on the rows of each one alone.
             tokens, positions, seqs, outputs = zip(*piece, strict=True)
             for seq in sorted(set(seqs)):
-                mine = [i for i, each in enumerate(seqs) if each == seq]
+                mine = [i for i, sequence in enumerate(seqs) if sequence == seq]
                 wanted = [k for k, i in enumerate(mine) if outputs[i]]
                 ubatch = Ubatch(
                     tokens=np.array([tokens[i] for i in mine], dtype=np.int64),

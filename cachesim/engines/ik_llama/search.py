@@ -119,7 +119,7 @@ class IkLaws:
             if event.by == "id" or len(prompt) >= slot.n_ctx:  # compared as it is cut
                 return
             least = np.float32(flags.slot_prompt_similarity)
-            alike = max((_dice_ratio(each, prompt) for each in lists), default=np.float32(0))
+            alike = max((_dice_ratio(text, prompt) for text in lists), default=np.float32(0))
             if event.by == "similarity":
                 if event.similarity < max(alike, least):
                     yield f"a slot with similarity {event.similarity} is chosen, not {alike}"
@@ -375,8 +375,8 @@ def _guide(_rules: Rules, flags: Options) -> Guide:
     return Guide(
         fields=(
             *({"n_keep": keep} for keep in keeps),
-            *({"n_discard": each} for each in (1, 8)),
-            *({"cancel_after_ubatches": each} for each in (1, 2, 3)),
+            *({"n_discard": count} for count in (1, 8)),
+            *({"cancel_after_ubatches": count} for count in (1, 2, 3)),
         ),
         templates=("strip-reasoning",),
     )

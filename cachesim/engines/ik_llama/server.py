@@ -287,7 +287,7 @@ class IkLlama(Engine):
         message = "the client disconnected"
         # A queued request is removed; its reply has the error `cancelled`.
         for waiting in (self._queue, self._deferred):
-            for entry in [each for each in waiting if each[0] == ticket]:
+            for entry in [entry for entry in waiting if entry[0] == ticket]:
                 waiting.remove(entry)
                 prompt = entry[1].prompt
                 self._replies[ticket] = Reply.empty(prompt, error=GONE, message=message)

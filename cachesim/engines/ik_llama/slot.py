@@ -534,7 +534,7 @@ def _read(text: dict[str, Any], rest: "_Elements") -> SavedSlot:
 
 def _checkpoint(text: dict[str, Any], rest: "_Elements") -> Checkpoint:
     """Parse a checkpoint; upstream leaves n_tokens undefined (an oddity), here it is 0."""
-    pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(whole(each)) for each in text["pos"])
+    pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(whole(pos)) for pos in text["pos"])
     return Checkpoint(
         made_by=-1,  # not in the file
         pos_min=pos_min,
@@ -577,7 +577,7 @@ class _Elements:
     def layers(self, described: list[Any]) -> dict[int, Array]:
         found: dict[int, Array] = {}
         for layer, shape, kind in described:
-            count = math.prod(whole(each, 0) for each in shape)
+            count = math.prod(whole(size, 0) for size in shape)
             array = np.frombuffer(self._data, kind, count, self._at).reshape(shape)
             self._at += array.nbytes
             found[whole(layer)] = array.copy()

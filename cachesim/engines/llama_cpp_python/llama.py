@@ -107,8 +107,8 @@ class LlamaCppPython(CallServer[Rules, Options]):
         if self.cache is not None:
             # Trap: the key has the whole reply, whose last token may never have been evaluated.
             state = self._save(one)
-            for each in self.cache.put((*one.prompt, *completion), state):
-                n_tokens, size = each.n_tokens, each.size
+            for evicted in self.cache.put((*one.prompt, *completion), state):
+                n_tokens, size = evicted.n_tokens, evicted.size
                 self._emit(vocabulary.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
 
     def _look_up(self, one: Call, cache: StateCache) -> None:

@@ -289,7 +289,7 @@ def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
 
 
 def _drop(server: ServerContext, slot: Slot, checkpoint: Checkpoint, reason: str) -> None:
-    index = next(i for i, each in enumerate(slot.prompt.checkpoints) if each is checkpoint)
+    index = next(i for i, kept in enumerate(slot.prompt.checkpoints) if kept is checkpoint)
     del slot.prompt.checkpoints[index]
     server.emit(
         CheckpointDropped(

@@ -172,7 +172,7 @@ class PromptCache:
 
     def _drop_prefixes_of(self, tokens: Sequence[Token], swap: Swap) -> None:
         common = self.common(tokens)
-        for entry in [each for each, count in common.items() if count == each.n_tokens]:
+        for entry in [entry for entry, count in common.items() if count == entry.n_tokens]:
             swap.emit(events.CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
             swap.rule_out(entry, causes.CACHE_OBSOLETE_ENTRY)
             self.remove(entry)

@@ -149,7 +149,7 @@ class Router(LlamaCpp):
 
     def _offer(self, name: str) -> None:
         """Evict a model that became idle, for one without a promise (`on_model_idle`)."""
-        unserved = [text for text in self._waiting if text not in self._promised]
+        unserved = [waiting for waiting in self._waiting if waiting not in self._promised]
         taken = len(self._loaded) - len(self._promised)
         if unserved and taken >= self._limit and name not in self._stopping:
             self._promised.add(unserved[0])

@@ -272,7 +272,7 @@ class LlamaLaws:
 
 
 def _is_held(text: Tokens, texts: Sequence[Tokens]) -> bool:
-    return text in texts or any(tokens[: len(text)] == text for tokens in texts)
+    return text in texts or any(longer[: len(text)] == text for longer in texts)
 
 
 TINY: Final = {
@@ -290,10 +290,10 @@ def _guide(_rules: ServerRules, flags: Options) -> Guide:
     """Infills, moved chunks, fields of a context shift; images; models that are loaded in turn."""
     fields: list[dict[str, Any]] = [{"endpoint": "infill"}]
     if flags.cache_reuse:
-        fields += [{"n_cache_reuse": each} for each in (0, 1, 4)]
+        fields += [{"n_cache_reuse": count} for count in (0, 1, 4)]
     if flags.context_shift:
-        fields += [{"n_keep": number} for number in (-1, 1, flags.n_ctx_slot - 1)]
-        fields += [{"n_discard": each} for each in (1, 8)]
+        fields += [{"n_keep": keep} for keep in (-1, 1, flags.n_ctx_slot - 1)]
+        fields += [{"n_discard": count} for count in (1, 8)]
     alone = flags.context_shift or flags.cache_reuse or flags.spec_type != "none"
     return Guide(
         fields=tuple(fields),

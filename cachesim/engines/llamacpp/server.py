@@ -100,8 +100,8 @@ def _delimiter(given: object) -> tuple[str, Tokens]:
     role, delimiter = _fields(given, "message_delimiters", "delimiter")
     if isinstance(delimiter, str):
         return role, ByteTokenizer().encode(delimiter)
-    if isinstance(delimiter, list | tuple) and all(isinstance(each, int) for each in delimiter):
-        return role, tuple(Token(each) for each in delimiter)
+    if isinstance(delimiter, list | tuple) and all(isinstance(part, int) for part in delimiter):
+        return role, tuple(Token(token) for token in delimiter)
     raise OptionError(f"a message delimiter is {delimiter!r}; write its text or a list of tokens")
 
 
@@ -138,7 +138,7 @@ def to_task(
     if kind == "infill":
         suffix = fields.get("input_suffix", ())
         if not isinstance(suffix, list | tuple) or not all(
-            isinstance(each, int) for each in suffix
+            isinstance(token, int) for token in suffix
         ):
             msg = f"request field 'input_suffix' is {suffix!r}; write a list of token ids"
             raise OptionError(msg)
@@ -435,7 +435,7 @@ class LlamaCpp(Engine):
         server = self._server
         for waiting in (server.queue, server.deferred):
             # Not a cancellation that was queued before: it has a slot to release.
-            for task in [each for each in waiting if each.ticket == ticket]:
+            for task in [task for task in waiting if task.ticket == ticket]:
                 if task.kind != "cancel":
                     waiting.remove(task)
                     reply = self._blank(task, error=CANCELLED, message="the client disconnected")
@@ -543,9 +543,9 @@ class LlamaCpp(Engine):
         """Upstream: `process_single_task`."""
         server = self._server
         if task.kind == "cancel":
-            for each in server.slots:
-                if each.task is not None and each.task.id == task.target:
-                    server.finish(each, CANCELLED, CANCELLED, "the client disconnected")
+            for busy in server.slots:
+                if busy.task is not None and busy.task.id == task.target:
+                    server.finish(busy, CANCELLED, CANCELLED, "the client disconnected")
             return
         if task.kind == "set-lora":
             set_lora(server, task)

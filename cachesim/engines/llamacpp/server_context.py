@@ -266,12 +266,14 @@ def parse_lora(given: object, names: Sequence[str]) -> Strengths | None:
 
     Adapters that are not named have strength 0. Trap: an empty list is the same as none.
     """
-    if not isinstance(given, list | tuple) or not all(isinstance(each, Mapping) for each in given):
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(adapter, Mapping) for adapter in given
+    ):
         msg = "request field 'lora' is no list of tables; write [{ id = 0, scale = 1.0 }]"
         raise OptionError(msg)
     strengths = [0.0] * len(names)
-    for each in given:
-        number, scale = each.get("id"), each.get("scale", 0.0)
+    for adapter in given:
+        number, scale = adapter.get("id"), adapter.get("scale", 0.0)
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(names):
             known = f"ids from 0 to {len(names) - 1}" if names else "no adapters: set option 'lora'"
             msg = f"request field 'lora' names adapter {number!r}; the server has {known}"

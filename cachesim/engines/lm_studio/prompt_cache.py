@@ -214,7 +214,7 @@ class RecordStore:
     def load(self, end: int, plan: Sequence[Sequence[RecordKey]]) -> list[LayerCache]:
         """The prompt cache of a plan, whose records are newest. Follows `load_restore_plan`."""
         parts: list[list[LayerCache]] = [[] for _ in self._layout]
-        for key in (each for keys in plan for each in keys):
+        for key in (key for keys in plan for key in keys):
             for index, layer in self.records[key].layers.items():
                 parts[index].append(layer)
         self._touch(plan)
@@ -245,7 +245,7 @@ class RecordStore:
             for kind in WRITE_ORDER:
                 # The state is that of `length` tokens, so only a chunk that ends there can have it.
                 if kind in kinds and (kind != "state_checkpoint" or chunk.end == length):
-                    own = {i: layers[i] for i, each in enumerate(kinds) if each == kind}
+                    own = {i: layers[i] for i, other in enumerate(kinds) if other == kind}
                     self._put(chunk, kind, own)
             self._touch_longest_that_fits(chunks[: at + 1])
             self._evict_if_needed()
@@ -264,7 +264,7 @@ class RecordStore:
         """Follows `_ordered_record_keys_for_touch`: a prefix outlives what follows it."""
         # A prefix outlives what follows it, because nothing after a missing chunk can be used.
         for keys in reversed(plan):
-            for key in sorted(keys, key=lambda each: RETENTION.index(each[1])):
+            for key in sorted(keys, key=lambda item: RETENTION.index(item[1])):
                 self.records.move_to_end(key)
 
     def _touch_longest_that_fits(self, chunks: Sequence[Chunk]) -> None:

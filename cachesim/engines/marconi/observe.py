@@ -61,7 +61,7 @@ def _node(node: Node, depth: int, marks: Marks) -> NodeHeld:
     return NodeHeld(
         number=node.number,
         parent=ROOT if node.parent is None else node.parent.number,
-        tokens=tuple(token for ancestor in node.path() for token in ancestor.key),
+        tokens=tuple(token for upper in node.path() for token in upper.key),
         count=len(node.key),
         runs=cells.runs,
         saved="state" if has_state else "",

@@ -185,7 +185,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         # The branch is where the next request with this prefix resumes, so the prefill stops there
         # once.
         stops = {match.agreed} if match.branches else set()
-        for stop in sorted({number for number in stops if memory.length < number < len(tokens)}):
+        for stop in sorted({end for end in stops if memory.length < end < len(tokens)}):
             self._piece(memory, tokens[memory.length : stop], wanted=False)
             states[stop] = memory.saved()
         row = self._piece(memory, tokens[memory.length :], wanted=True)

@@ -202,7 +202,7 @@ class Tree:
         if self.policy != "lru" and nodes:
             nodes[-1].last_access = self.time
             self._weigh(nodes[-1])
-        return Match(tuple(nodes), agreed, sum(len(ancestor.key) for ancestor in nodes))
+        return Match(tuple(nodes), agreed, sum(len(node.key) for node in nodes))
 
     # -- insert ------------------------------------------------------------------------------------
 

@@ -171,8 +171,8 @@ def _parts(layer: LayerCache) -> list[object]:
     """A layer and what it consists of: what is the same object is restored as it was before."""
     parts: list[object] = [layer]
     for value in vars(layer).values():
-        for each in value if isinstance(value, list) else (value,):
-            parts += _parts(each) if isinstance(each, LayerCache) else [each]
+        for part in value if isinstance(value, list) else (value,):
+            parts += _parts(part) if isinstance(part, LayerCache) else [part]
     return parts
 
 

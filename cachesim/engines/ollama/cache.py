@@ -115,7 +115,7 @@ class LiveBuffer:
         if offset < len(self.key):
             self._take(self.key)
         rewound = True
-        for snapshot in sorted(self.snapshots, key=lambda each: each.start):
+        for snapshot in sorted(self.snapshots, key=lambda snapshot: snapshot.start):
             if min(_equal(snapshot.key, tokens), matched) > max(snapshot.start, offset):
                 offset = min(len(snapshot.key), matched)
                 # A lazy snapshot is still in the buffer: reaching it is a rewind, without a copy.

@@ -333,7 +333,7 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
         """Follows `LoadCacheSlot`."""
         prompt = one.prompt
         ledger = self._account(one)
-        best = max(self.slots, key=lambda each: get_common_prefix(each.inputs, prompt))
+        best = max(self.slots, key=lambda slot: get_common_prefix(slot.inputs, prompt))
         slot, past = self._find(one)
         slot.in_use, self._clock = True, self._clock + 1
         slot.last_used, one.slot = self._clock, slot
@@ -387,13 +387,13 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
         matches = [int(get_common_prefix(slot.inputs, one.prompt)) for slot in self.slots]
         free = [slot for slot in self.slots if not slot.in_use]
         if not self.options.multiuser_cache:
-            slot = max(free, key=lambda each: matches[each.id])
+            slot = max(free, key=lambda slot: matches[slot.id])
             return slot, matches[slot.id]
-        longest = max(self.slots, key=lambda each: matches[each.id])
+        longest = max(self.slots, key=lambda slot: matches[slot.id])
         count = matches[longest.id]
         if count == len(longest.inputs) and not longest.in_use:
             return longest, count
-        oldest = min(free, key=lambda each: each.last_used)
+        oldest = min(free, key=lambda slot: slot.last_used)
         if count and oldest is not longest:
             self._copy_prefix(longest, oldest, count, one.ticket)
         return oldest, count

@@ -265,7 +265,9 @@ class HiRadixCache(RadixCache):
             backups = self.backups.due()
             for backup in backups:
                 self._store(backup)
-            for prefetch in [each for each in self.prefetches.due() if self._query(each)]:
+            for prefetch in [
+                prefetch for prefetch in self.prefetches.due() if self._query(prefetch)
+            ]:
                 # Follows `_page_transfer`: without a waiting request nothing is fetched.
                 if not prefetch.terminated:
                     for index, key in enumerate(prefetch.keys):

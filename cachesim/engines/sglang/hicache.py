@@ -575,17 +575,17 @@ class HostTier:
         below: list[Node] = []
         stack = list(node.children.values())
         while stack:
-            each = stack.pop()
-            below.append(each)
-            stack.extend(each.children.values())
-        for each in (node, *below):
-            busy = each.loading is not None or (each is not node and each.pending is not None)
-            if busy or any(each.locks):
+            lower = stack.pop()
+            below.append(lower)
+            stack.extend(lower.children.values())
+        for lower in (node, *below):
+            busy = lower.loading is not None or (lower is not node and lower.pending is not None)
+            if busy or any(lower.locks):
                 return
-        for each in reversed(below):
-            self.notify("dropped", FULL, each)
-            self.drop_all(each, [0, 0, 0])
-            self.tree.take_out(each)
+        for lower in reversed(below):
+            self.notify("dropped", FULL, lower)
+            self.drop_all(lower, [0, 0, 0])
+            self.tree.take_out(lower)
         self.tree.delete_leaf(node, gone)
 
     def save_inner(self, part: int, node: Node) -> None:
@@ -718,7 +718,7 @@ class HostTier:
         state = node.state is None and node.host_state is not None
         needed = (*full, *windows, *([node] if state else ()))
         # Another request loads it: this one gets what the device has.
-        if any(each.loading not in {None, node.id} for each in needed):
+        if any(upper.loading not in {None, node.id} for upper in needed):
             return None
         # Too few for a load: they are computed again.
         if rows(full) < LEAST_LOADED and not windows and not state:

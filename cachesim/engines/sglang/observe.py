@@ -392,7 +392,7 @@ def _rows(tree: Tree, running: Sequence[Req], alive: Sequence[Req]) -> None:
     page, nodes = tree.pool.page, [*tree.nodes()]
     free, held = tree.pool.free_pages.numbers(), joined([node.slots for node in nodes]) // page
     own = [req.row[-(-req.protected // page) * page : req.allocated] // page for req in running]
-    pages = joined([np.unique(array) for array in own])
+    pages = joined([np.unique(row) for row in own])
     marks = _marks(joined([free, held]), tree.pool.size // page)
     if len(np.unique(pages)) < len(pages) or _any_of(pages, marks):
         _fail("slots of a running request are free, or another's")

@@ -371,8 +371,8 @@ class DelayQueue(Generic[Each]):
 
     def due(self) -> list[Each]:
         """Operations completed by this poll."""
-        ready = [each for polls, each in self.waiting if not polls]
-        self.waiting = [(polls - 1, each) for polls, each in self.waiting if polls]
+        ready = [operation for polls, operation in self.waiting if not polls]
+        self.waiting = [(polls - 1, operation) for polls, operation in self.waiting if polls]
         return ready
 
 

@@ -376,7 +376,7 @@ class SWARadixCache(Tree):
         self.evictable[FULL] -= len(node)
         self.evictable[PART] -= len(node)
         self.lost("node", node)
-        more, last = self._delete_tombstones(node, self.full_lru, lambda each: not each.window)
+        more, last = self._delete_tombstones(node, self.full_lru, lambda node: not node.window)
         return len(node) + more, last
 
     # -- requests ----------------------------------------------------------------------------------
@@ -634,7 +634,7 @@ class MambaRadixCache(Tree):
         self.evictable[FULL] -= len(node)
         self._drop_state(node)
         self.lost("node", node)
-        more, last = self._delete_tombstones(node, self.full_lru, lambda each: each.state is None)
+        more, last = self._delete_tombstones(node, self.full_lru, lambda node: node.state is None)
         return len(node) + more, last, following
 
     # -- requests ----------------------------------------------------------------------------------

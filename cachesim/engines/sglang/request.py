@@ -254,7 +254,7 @@ class Job(job.Job):
             return ()
         end = min(self.req.num_tokens, self.req.num_prompt + self.req.max_new_tokens)
         found = self.req.tokens[self.req.num_prompt : end]
-        return tuple(Token(int(each)) for each in found)
+        return tuple(Token(int(token)) for token in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,8 +266,8 @@ class Runner:
 
     def _catch_up(self) -> None:
         unmade, self.unmade = self.unmade, []
-        for each, source, target in unmade:
-            self._move(self.contents, self.host, each, source, target)
+        for part, source, target in unmade:
+            self._move(self.contents, self.host, part, source, target)
 
     def _move(
         self, source: Contents, target: Contents, part: int, at: Integers, to: Integers

@@ -288,24 +288,24 @@ class Adder:
             req.looked_up - req.prefix + min(req.max_new_tokens, CLIP) - self.total_left
         )  # min_tokens_to_remove
         chosen: list[Req] = []
-        for each in running:
+        for other in running:
             # A small difference is not worth a prefill that starts over.
-            if (req.priority - each.priority) * -sign <= limits.threshold:
+            if (req.priority - other.priority) * -sign <= limits.threshold:
                 break
-            chosen.append(each)
-            missing -= self._promised(each)
+            chosen.append(other)
+            missing -= self._promised(other)
             if missing <= 0:
                 break
         if not chosen or missing > 0:
             return False
         kept, released = [], 0
-        for each in self.running.reqs:
-            if each in chosen:
-                self.total_offset -= self._promised(each)
+        for other in self.running.reqs:
+            if other in chosen:
+                self.total_offset -= self._promised(other)
                 released += 1
-                release(each, len(self.running.reqs) - released)
+                release(other, len(self.running.reqs) - released)
             else:
-                kept.append(each)
+                kept.append(other)
         self.running.reqs = kept
         self.preempted += chosen
         return True

@@ -302,7 +302,7 @@ class Scheduler:
             # Others may pass it: an adapter gets free only when its requests end.
             if most and req.lora_id not in loras and len(loras) >= most:
                 continue  # validate_lora_batch
-            held = sum(each.has_row for each in adder.taken)
+            held = sum(req.has_row for req in adder.taken)
             if len(adder.taken) >= self._allocatable(held):
                 running.is_full = True
             preempts = self.limits.preempts

@@ -178,7 +178,7 @@ class Evictions:
         for what, node in self._lost:
             left = held[node.id]
             part = {"node": FULL, "window": PART, "state": STATE}[what]
-            slots = [count if part in {FULL, each} else 0 for each, count in enumerate(left)]
+            slots = [count if part in {FULL, kind} else 0 for kind, count in enumerate(left)]
             held[node.id] = [count - one for count, one in zip(left, slots, strict=True)]
             freed.append((node, self._is_tombstone(left), slots))
         total, later, along = [0, 0, 0], None, False
@@ -251,9 +251,9 @@ class SglangLaws:
         """Compare the order of the queue, as a request of it is matched, with the policy."""
         scheduler, limits = self._engine.scheduler, self._engine.scheduler.limits
         sign = (1 if limits.low_first else -1) * limits.prioritizes
-        due = [(sign * each.priority, each.queued) for each in scheduler.waiting]
+        due = [(sign * req.priority, req.queued) for req in scheduler.waiting]
         if limits.policy == "lof":
-            due = [(sign * each.priority, -each.max_new_tokens) for each in scheduler.waiting]
+            due = [(sign * req.priority, -req.max_new_tokens) for req in scheduler.waiting]
         if limits.policy in {"fcfs", "lof"} and due != sorted(due):
             self._problems.append("requests wait in another order than that of the policy")
         if len(scheduler.running.reqs) > limits.max_running:
@@ -265,7 +265,7 @@ class SglangLaws:
         """Compare a retracted request with the running ones: it has generated least."""
         scheduler, rules = self._engine.scheduler, self._engine.rules.scheduler
         sorts = scheduler.limits.drafts is None or rules.sorts_drafting
-        if sorts and any(self._order(each) < self._order(req) for each in scheduler.running.reqs):
+        if sorts and any(self._order(other) < self._order(req) for other in scheduler.running.reqs):
             self._problems.append(f"request {req.id} is retracted before another one")
         if self._notify is not None:
             self._notify(req)

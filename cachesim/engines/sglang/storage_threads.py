@@ -156,7 +156,7 @@ class Retries:
         if not waiting or not self.pending:
             return []
         self.cancel(waiting[0].id)
-        if not any(each.due is None or each.due <= self.step for each in self.pending.values()):
+        if not any(retry.due is None or retry.due <= self.step for retry in self.pending.values()):
             return []
         found = []
         for req in waiting:

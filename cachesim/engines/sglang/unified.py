@@ -474,7 +474,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         for part in HOST_NAMES:
             pool = self.tier.pools.of(part)
             if pool is not None:
-                pool.free(joined([slots for each, slots in released if each == part]))
+                pool.free(joined([slots for owner, slots in released if owner == part]))
 
     def settle(self) -> None:
         while (self.stores and self.tier.writing) or self.threads.busy or self.threads.released:

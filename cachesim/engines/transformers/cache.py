@@ -86,7 +86,7 @@ class CachePool:
     def __init__(self, num_sectors: int, blocks_per_sector: Sequence[int]) -> None:
         self.num_sectors = num_sectors
         self.free_sectors = list(range(RESERVED, RESERVED + num_sectors))
-        self.free = [RegularTrees(number) for number in blocks_per_sector]
+        self.free = [RegularTrees(blocks) for blocks in blocks_per_sector]
 
     def allocate_sector(self, index: int) -> None:
         """Assign the last free sector to an allocator."""
@@ -223,7 +223,7 @@ class CacheAllocator:
     def free_blocks(self, request: int, *, no_cache: bool = False) -> None:
         """Release a request's blocks; hashed ones stay cached unless `no_cache`."""
         table = self.tables.pop(request, [])
-        freed = [number for number in table if self.ledger.release(number, no_cache=no_cache)]
+        freed = [block for block in table if self.ledger.release(block, no_cache=no_cache)]
         self.pool.free[self.index].add_leaves(freed)
 
     # -- sharing -----------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ class CacheAllocator:
     def match_prefix_blocks(self, prompt: Sequence[int]) -> list[int]:
         """The blocks of the longest hashed prefix. Follows `match_prefix_blocks`."""
         matched: list[int] = []
-        for number in self.hashes(prompt):
-            block = self.ledger.hash_to_block.get(number)
+        for page_hash in self.hashes(prompt):
+            block = self.ledger.hash_to_block.get(page_hash)
             if block is None:
                 break
             matched.append(block)

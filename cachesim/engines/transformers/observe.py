@@ -48,7 +48,7 @@ def _cells(
 ) -> CellsHeld:
     ledger, page = allocator.ledger, allocator.page
     used = {block for table in allocator.tables.values() for block in table}
-    order = sorted(ledger.block_to_hash, key=lambda each: (ledger.origins[each][0], each))
+    order = sorted(ledger.block_to_hash, key=lambda block: (ledger.origins[block][0], block))
     blocks: list[BlockHeld] = []
     runs: list[Run] = []
     for block in order:

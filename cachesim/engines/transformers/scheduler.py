@@ -66,10 +66,10 @@ class Scheduler:
         candidates = first + second
         # After a request was set back no other one begins, or it would take the room again.
         if not self.block_new:
-            candidates += [self.waiting[number] for number in self.order]
+            candidates += [self.waiting[request] for request in self.order]
         left: set[int] = set()
         scheduled, failed = self._process_candidates(candidates, token_budget, cache_budget, left)
-        self.order = [each for each in self.order if each not in left]
+        self.order = [request for request in self.order if request not in left]
         return None if not scheduled and failed else scheduled
 
     def _process_candidates(

@@ -60,7 +60,7 @@ class Computed:
     def _remember(self, request: Request, parent: int, start: int, end: int) -> None:
         tail = tuple(request.tokens[start:end])
         known = self._tails.setdefault((parent, tail[0]), [])
-        if not any(each[: len(tail)] == tail for each, _ in known):
+        if not any(earlier[: len(tail)] == tail for earlier, _ in known):
             known.append((tail, request.id))
 
     def cut(self, left: AbstractSet[int]) -> None:
@@ -71,10 +71,10 @@ class Computed:
     def equal(self, request: Request) -> tuple[int, str]:
         """Number of leading tokens that were computed before, and the request that did."""
         unit, parent, count, by = self.unit, request.root, 0, -1
-        for number in request.hashes:
-            if number not in self._whole:
+        for unit_hash in request.hashes:
+            if unit_hash not in self._whole:
                 break
-            parent, count, by = number, count + unit, self._whole[number]
+            parent, count, by = unit_hash, count + unit, self._whole[unit_hash]
         rest = request.tokens[count : count + unit]
         if rest:
             best = 0

@@ -95,12 +95,12 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
         found.setdefault(spec, []).append(layer)
     # Groups of one size, since all draw equal pages. Where the larger number pads only a few
     # layers, it saves a group.
-    counts = [len(tokens) for tokens in found.values()]
+    counts = [len(alike) for alike in found.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     return tuple(
-        replace(spec, layers=tuple(each[start :: cdiv(len(each), size)]))
-        for spec, each in found.items()
-        for start in range(cdiv(len(each), size))
+        replace(spec, layers=tuple(alike[start :: cdiv(len(alike), size)]))
+        for spec, alike in found.items()
+        for start in range(cdiv(len(alike), size))
     )
 
 
@@ -193,15 +193,15 @@ class BlockPool:
         keys = [] if key is None else [key]
         if self.more_keys:
             keys += self.more_keys.pop(block, ())
-        for number in keys:
-            found = self.cached.get(number)
+        for removed in keys:
+            found = self.cached.get(removed)
             if type(found) is int:
                 if found == block:
-                    del self.cached[number]
+                    del self.cached[removed]
             elif found is not None:
                 found.pop(block, None)  # type: ignore[union-attr]
                 if not found:
-                    del self.cached[number]
+                    del self.cached[removed]
         self.key[block] = None
         return keys
 

@@ -158,7 +158,7 @@ class Connector:
         """
         for load in self.loading.values():
             load.steps -= 1
-        ended = [each for each in self.loading.values() if not each.steps]
+        ended = [load for load in self.loading.values() if not load.steps]
         failed, invalid = [], set[int]()
         whole = self.fails_whole or {group.kind for group in self.manager.groups} != {"full"}
         for load in ended:
@@ -178,7 +178,7 @@ class Connector:
                 end = at * block
             self._load_span(load.request, (first, end), tables)
         return Transfers(
-            received=tuple(each.request for each in ended),
+            received=tuple(load.request for load in ended),
             failed=tuple(failed),
             invalid=frozenset(invalid),
         )

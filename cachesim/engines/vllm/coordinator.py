@@ -218,8 +218,8 @@ class Coordinator:
                 elif new < current:
                     verified.clear()
                 current = new
-                for i, each in zip(group.ids, found, strict=True):
-                    tables[i], lengths[i] = each, new
+                for i, run in zip(group.ids, found, strict=True):
+                    tables[i], lengths[i] = run, new
                 # The longest answer of one group, not the agreed one. Where attention still matches
                 # but no state does, the difference is the junction: this prefill leaves a state
                 # there (#37898).
@@ -237,7 +237,7 @@ class Coordinator:
                     if table is not None:
                         del table[cdiv(length, group.spec.block) :]
         return Hit(
-            tuple(tokens or [] for tokens in tables),
+            tuple(table or [] for table in tables),
             length,
             longest - length if rules.reports_junction else 0,
             tuple(first_answers[number] for number in range(len(groups))),
@@ -274,8 +274,8 @@ class Coordinator:
                 limit = self._limit(group, max_length, max_length, len(hashes), drop=True)
             query = managers.LookUp(hashes, limit, group.ids, group.use_eagle, self.alignment)
             found, new = group.manager.find(query)
-            for i, each in zip(group.ids, found, strict=True):
-                blocks[i], lengths[i] = each, new
+            for i, table in zip(group.ids, found, strict=True):
+                blocks[i], lengths[i] = table, new
         return Hit(tuple(blocks), min(lengths), 0, tuple(lengths))
 
     # -- ids ---------------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ class KVCacheManager:
             where = "KVCacheManager.truncate_computed_blocks"
             raise UpstreamAbort(where, "num_blocks <= len(group_blocks)")
         blocks = zip(hit.blocks, self.groups, strict=True)
-        cut = tuple(list(each[: length // group.block]) for each, group in blocks)
+        cut = tuple(list(table[: length // group.block]) for table, group in blocks)
         return replace(hit, blocks=cut, length=length)
 
     def waits_for_step(self, hit: Sequence[Sequence[int]]) -> bool:

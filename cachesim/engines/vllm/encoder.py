@@ -39,7 +39,7 @@ class EncoderCache:
             # Encoded for another request, or for an earlier place in the prompt: no second time.
             if image.name in chosen or self._use(request, image):
                 continue
-            planned = sum(each.count for each in chosen.values())
+            planned = sum(image.count for image in chosen.values())
             # An image is encoded whole, so the chunk ends before it.
             if image.count > budget - planned or not self._make_room(planned + image.count):
                 return max(min(new, image.start - start - early), 0), tuple(chosen.values())

@@ -205,7 +205,7 @@ class RankedLru:
         heapq.heappush(self.heap, (self.ranks[key], key))
         # So it is built again once most of its entries are old.
         if len(self.heap) > max(64, 4 * len(self.idle)):
-            self.heap = [(self.ranks[each], each) for each in self.idle]
+            self.heap = [(self.ranks[block], block) for block in self.idle]
             heapq.heapify(self.heap)
 
     def mark_non_evictable(self, key: Key) -> None:

@@ -281,18 +281,18 @@ class FullAttention(Manager):
         found: list[list[int]] = [[] for _ in group_ids]
         if len(group_ids) == 1:
             groups, group, cached, run = pool.groups, group_ids[0], pool.cached, found[0]
-            for number in hashes[:most]:
-                block = cached.get(number * groups + group)
+            for block_hash in hashes[:most]:
+                block = cached.get(block_hash * groups + group)
                 if block is None:
                     break
                 run.append(block if type(block) is int else next(iter(block)))  # type: ignore[arg-type]
             return found
-        for number in hashes[:most]:
-            blocks = pool.get_cached_block(number, group_ids)
+        for block_hash in hashes[:most]:
+            blocks = pool.get_cached_block(block_hash, group_ids)
             if blocks is None:
                 break
-            for each, block in zip(found, blocks, strict=True):
-                each.append(block)
+            for table, block in zip(found, blocks, strict=True):
+                table.append(block)
         return found
 
     def _extend_inside(self, found: list[list[int]], query: LookUp) -> int:
@@ -303,8 +303,8 @@ class FullAttention(Manager):
         for i in range(most - 1, first - 1, -1):
             blocks = self.pool.get_cached_block(hashes[i], query.group_ids)
             if blocks is not None:
-                for each, block in zip(found, blocks, strict=True):
-                    each.append(block)
+                for table, block in zip(found, blocks, strict=True):
+                    table.append(block)
                 return (i + 1) * alignment
         return len(found[0]) * self.block_size
 
@@ -383,21 +383,21 @@ class SlidingWindow(Manager):
             # Only a run that ends where all groups can: with a drafter, after its drop (#39450).
             if run == 0 and end * size % query.alignment:
                 continue
-            for each, block in zip(found, cached, strict=True):
-                each[i] = block
+            for table, block in zip(found, cached, strict=True):
+                table[i] = block
             run += 1
             if run >= needed:
-                for each in found:
-                    del each[i + run :]
+                for table in found:
+                    del table[i + run :]
                 matched = True
                 break
         if not matched:  # a run from the first block on is a whole prefix
-            for each in found:
-                del each[run:]
+            for table in found:
+                del table[run:]
             pop_to_alignment(found, size, query.alignment)
         if query.drop_eagle_block and found[0]:
-            for each in found:
-                each.pop()
+            for table in found:
+                table.pop()
             pop_to_alignment(found, size, query.alignment)
         return found, len(found[0]) * size
 
@@ -437,8 +437,8 @@ class ChunkedLocalAttention(Manager):
             cached = self.pool.get_cached_block(own[i], query.group_ids)
             if cached is None:
                 break
-            for each, block in zip(found, cached, strict=True):
-                each.append(block)
+            for table, block in zip(found, cached, strict=True):
+                table.append(block)
         return found, len(found[0]) * size
 
 
@@ -512,9 +512,9 @@ class Mamba(Manager):
             if cached is None or (not inside and (i + 1) * size % query.alignment):
                 continue
             index = i * unit // size
-            for each, block in zip(found, cached, strict=True):
-                each.extend([NULL] * index)
-                each.append(block)
+            for table, block in zip(found, cached, strict=True):
+                table.extend([NULL] * index)
+                table.append(block)
             return found, (i + 1) * unit
         return found, 0
 

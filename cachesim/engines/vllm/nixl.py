@@ -118,7 +118,9 @@ class Nixl(Connector):
         ticket = self.ahead.submit(
             replace(asked, prompt=prompt, predict=1, reply=None, drafts=None, options=given)
         )
-        made = next(other for other in self.ahead.scheduler.waiting if other.id == int(ticket))
+        made = next(
+            waiting for waiting in self.ahead.scheduler.waiting if waiting.id == int(ticket)
+        )
         self.prefills[request.id] = Prefill(ticket=ticket, request=request, made=made)
         self.delays[request.id] = -1  # may come with the first turn
 
@@ -209,7 +211,7 @@ class Nixl(Connector):
         pool, pages = self.manager.pool, self.ahead.runner.pages
         new = [
             # Blocks with ids are a hit, whose content is here already.
-            [number for number in table if number != NULL and pool.key[number] is None]
+            [block for block in table if block != NULL and pool.key[block] is None]
             for table in tables
         ]
         for group, (mine, read) in enumerate(zip(self._clipped(new), theirs, strict=True)):

@@ -135,15 +135,15 @@ def check_books(
     """Raise ContractError at the first inconsistency; `deferred`: blocks that are freed later."""
     pool = manager.pool
     holders: Counter[int] = Counter()  # `get` is faster for blocks without any
-    for each in manager.managers:
-        for number, table in each.tables.items():
+    for single in manager.managers:
+        for number, table in single.tables.items():
             if number not in requests:
                 _fail(f"a block table of request {number}, which was never sent")
             holders.update(block for block in table if block != NULL)
             ids = {key % pool.groups for block in table if (key := pool.key[block]) is not None}
-            if ids - {each.group}:
-                _fail(f"group {each.group} holds blocks with ids of the groups {ids}")
-        _is_left(requests, each.num_cached, each.partial_hits)
+            if ids - {single.group}:
+                _fail(f"group {single.group} holds blocks with ids of the groups {ids}")
+        _is_left(requests, single.num_cached, single.partial_hits)
     for others in (*manager.pins.values(), *deferred):
         holders.update(block for block in others if block != NULL)
     _is_left(requests, manager.pins, manager.unwritten)
@@ -195,11 +195,13 @@ def check_requests(
             _fail(f"request {number} has {request.stale} stale tokens of {request.in_flight}")
     limits, queue = (
         scheduler.limits,
-        [other for other in scheduler.waiting if not other.preemptions],
+        [request for request in scheduler.waiting if not request.preemptions],
     )
     arrived = queue if scheduler.external is None else []  # else some come from another server
-    if arrived != sorted(arrived, key=lambda each: each.rank if limits.by_priority else each.id):
-        _fail(f"the requests {[each.id for each in arrived]} wait in this order")
+    if arrived != sorted(
+        arrived, key=lambda request: request.rank if limits.by_priority else request.id
+    ):
+        _fail(f"the requests {[request.id for request in arrived]} wait in this order")
     if len(scheduler.running) > limits.max_seqs:
         _fail(f"{len(scheduler.running)} requests run, of {limits.max_seqs}")
     for request in scheduler.waiting:
@@ -303,18 +305,18 @@ def check_ids(manager: KVCacheManager, requests: Collection[Request], *, removed
     if manager.rules.pool.unhashed_first == "always" and not removed and keyed != sorted(keyed):
         _fail("a block with an id is evicted before one without")
     used = len(order)
-    hashed = [each for each in manager.managers if each.spec.kind != "ring"]
-    for each, request in product(hashed, requests):
+    hashed = [single for single in manager.managers if single.spec.kind != "ring"]
+    for single, request in product(hashed, requests):
         parent = used
-        for index, number in enumerate(each.own(request.hashes), 1):
-            key = number * pool.groups + each.group
+        for index, number in enumerate(single.own(request.hashes), 1):
+            key = number * pool.groups + single.group
             found = pool.cached.get(key, ())
             blocks = (found,) if isinstance(found, int) else found
             own = [block for block in blocks if pool.key[block] == key]
-            if any(pool.key_tokens[block] != index * each.block_size for block in own):
-                _fail(f"of the blocks {own} not each ends {index * each.block_size} tokens")
+            if any(pool.key_tokens[block] != index * single.block_size for block in own):
+                _fail(f"of the blocks {own} not each ends {index * single.block_size} tokens")
             place = max((order.get(block, used) for block in blocks), default=-1)
-            late = each.spec.kind == "full" and not removed and parent < used
+            late = single.spec.kind == "full" and not removed and parent < used
             if late and blocks and parent <= place:
                 _fail(f"of the blocks {own} not each is evicted before the one that it continues")
             parent = place
@@ -322,7 +324,7 @@ def check_ids(manager: KVCacheManager, requests: Collection[Request], *, removed
 
 def check_encoder(encoder: EncoderCache, requests: Mapping[int, Request]) -> None:
     """The encoder's outputs: their tokens, and those without a request that needs them."""
-    counts = {image.name: image.count for other in requests.values() for image in other.images}
+    counts = {image.name: image.count for request in requests.values() for image in request.images}
     held = sum(counts[name] for name in encoder.users)
     if encoder.unused < 0 or encoder.unused + held != encoder.size:
         _fail(f"{encoder.unused} tokens are unused and {held} held of {encoder.size}")

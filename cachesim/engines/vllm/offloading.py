@@ -127,9 +127,9 @@ class OffloadingScheduler:
             ),
             0,
         )
-        for each in manager.managers:
-            if each.spec.kind == "mamba":
-                each.offers = []
+        for single in manager.managers:
+            if single.spec.kind == "mamba":
+                single.offers = []
         self.states: dict[int, RequestState] = {}
         self.jobs: dict[int, TransferJob] = {}
         self.pending: dict[int, set[int]] = {}  # block -> stores that read it
@@ -494,7 +494,7 @@ class OffloadingScheduler:
         """
         jobs = []
         scheduled = {chunk.request.id: chunk.end for chunk in step.chunks}
-        for number in (*scheduled, *(other.id for other in self.done)):
+        for number in (*scheduled, *(request.id for request in self.done)):
             state = self.states[number]
             request = state.request
             # Only what has run: the rest of its chunk never will.

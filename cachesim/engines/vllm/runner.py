@@ -388,8 +388,8 @@ class Runner:
         for source in tuple(order):
             target = order[source]
             while source != target:
-                for tokens in (self.input_batch, counts):
-                    tokens[source], tokens[target] = tokens[target], tokens[source]
+                for column in (self.input_batch, counts):
+                    column[source], column[target] = column[target], column[source]
                 order[target], target = target, order.get(target, target)
         for name in self.input_batch if self._state.mode == "align" else ():
             if name in before:

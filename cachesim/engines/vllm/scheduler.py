@@ -414,8 +414,8 @@ class Scheduler:
         self._sort_waiting()
         self.holding.extendleft(reversed(skipped))
         if limits.by_priority:
-            self.holding = deque(sorted(self.holding, key=lambda each: each.rank))
-        self.passed_over |= {other.id for other in (*requeued, *skipped)}
+            self.holding = deque(sorted(self.holding, key=lambda request: request.rank))
+        self.passed_over |= {passed.id for passed in (*requeued, *skipped)}
         if not turn.defers:
             self.cadence.bound = len(self.waiting) + len(self.holding) > len(self.passed_over)
 
@@ -578,7 +578,9 @@ class Scheduler:
         # No step in flight can write to these blocks any more.
         while self.deferred and self.deferred[0][0] <= self.processed:
             self.manager.pool.free_blocks(reversed(self.deferred.popleft()[1]))
-        failed = self._failed_loads(transfers, {each.request: each.count for each in step.chunks})
+        failed = self._failed_loads(
+            transfers, {chunk.request: chunk.count for chunk in step.chunks}
+        )
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
             self.manager.written(request)
@@ -607,8 +609,10 @@ class Scheduler:
             if tokens and self._append(request, tokens, is_stale=is_stale):
                 done.append(request)
         if done:
-            self.running = [other for other in self.running if other.status == "running"]
-            self.waiting = deque(each for each in self.waiting if each.status != "finished")
+            self.running = [request for request in self.running if request.status == "running"]
+            self.waiting = deque(
+                request for request in self.waiting if request.status != "finished"
+            )
         # Policy `fail`: the request ends; under `recompute` it computes what did not arrive.
         for request in () if self.limits.recomputes else failed:
             self.abort(request, "error")
@@ -648,11 +652,11 @@ class Scheduler:
             # Upstream looks a block up in one table only.
             where = "Scheduler._handle_invalid_blocks"
             raise UpstreamAbort(where, "invalid blocks of a model with several groups")
-        loading = [other for other in self.holding if other.status == "loading"]
+        loading = [request for request in self.holding if request.status == "loading"]
         later, _ = self._truncate(loading, transfers.invalid, counts)
         now, evicted = self._truncate(self.running, transfers.invalid, counts)
         if self.limits.recomputes:
-            self.failed |= {each.id for each in later}
+            self.failed |= {request.id for request in later}
             return found | now
         # Trap: only under `fail`. Under `recompute` the blocks keep their ids, and others may hit
         # them.

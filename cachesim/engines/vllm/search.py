@@ -213,7 +213,7 @@ class VllmLaws:
         if self._options.speculative_method != "ngram" or job.drafts is not None:
             return None
         limits, count = self._engine.scheduler.limits, len(seen.reply.prompt)
-        if limits.overlaps and any(isinstance(each, RequestPreempted) for each in seen.events):
+        if limits.overlaps and any(isinstance(event, RequestPreempted) for event in seen.events):
             return None  # what is refused of a step in flight is not taken back then
         tokens = list[int](seen.reply.prompt + seen.reply.generated)
         under_way, refused = list[tuple[int, int]](), 0

@@ -390,7 +390,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         # The chunk was scheduled before the step ahead of it had verified its drafts.
         if self.scheduler.limits.overlaps and self.options.drafts:
             step.chunks = [
-                each.settled(self._jobs[each.request.id].proposed) for each in step.chunks
+                chunk.settled(self._jobs[chunk.request.id].proposed) for chunk in step.chunks
             ]
         if self.connector is not None:
             self.connector.load(step)
@@ -401,8 +401,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.computed.learn(chunk.request, min(chunk.end, chunk.request.num_tokens))
         transfers = NO_TRANSFERS if self.connector is None else self.connector.get_finished()
         # Noted before the scheduler cuts a request at its first invalid block.
-        loaded = {other: other.num_computed for other in transfers.received}
-        ended = {each.request.id for each in step.chunks if each.request.status in ENDED}
+        loaded = {request: request.num_computed for request in transfers.received}
+        ended = {chunk.request.id for chunk in step.chunks if chunk.request.status in ENDED}
         finished = self.scheduler.update_from_output(step, sampled, transfers)
         for request, before in loaded.items():
             valid = request.num_computed
@@ -429,7 +429,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 job.turns += 1
                 if not self.scheduler.limits.overlaps:
                     self.scheduler.update_draft_token_ids(request, job.proposed)
-        for request in (each.request for each in step.chunks):
+        for request in (chunk.request for chunk in step.chunks):
             if request.status in FREED and not self._is_in_flight(request):
                 self.runner.forget(request.id)
         for request in finished:

@@ -66,7 +66,7 @@ def unmasked(profile: Profile) -> tuple[Profile, ...]:
     names = [cure.name for cure in family_of(profile.engine).cures(profile)]
     without = [[other for other in names if other != name] for name in names]
     laid = [[], *without, names]
-    return tuple(dict.fromkeys(profile.with_patches(*each) for each in laid))
+    return tuple(dict.fromkeys(profile.with_patches(*patches) for patches in laid))
 
 
 WORKLOADS: Final = 25
@@ -230,7 +230,7 @@ def _arrived(
             break
         draw = draw_arrival if number % 2 else draw_pinned
         drawn = draw(seed, number, release=profile.release, presets=tuple(models))
-        steps = (replace(each, reply=REPLY[: each.predict]) for each in drawn.step)
+        steps = (replace(step, reply=REPLY[: step.predict]) for step in drawn.step)
         scenario = replace(drawn, about=f"Drawn for {profile}.", step=tuple(steps))
         found.report.add(scenario, play(scenario, profile, stop_early=False))
         for cause, (step, detail) in causes(scenario, profile, "ring", "wrong").items():

@@ -27,10 +27,10 @@ def hurdle(scenario: Scenario, number: int) -> str:
     same_call = step.with_previous and not step.turns
     before = scenario.step[number - 1] if same_call else step
     alike = all(
-        getattr(step, each) == getattr(before, each)
-        for each in ("predict", "slot", "cache_prompt", "options")
+        getattr(step, field) == getattr(before, field)
+        for field in ("predict", "slot", "cache_prompt", "options")
     )
-    replies = [each.reply for each in (before, step) if each.forced]
+    replies = [sent.reply for sent in (before, step) if sent.forced]
     lengths = {len(reply) for reply in replies if isinstance(reply, tuple)}
     hurdles: Sequence[tuple[bool, str]] = (
         (not alike, "what goes out in one call asks for the same predict, slot and options"),

@@ -146,7 +146,7 @@ def _as_parameter(flag: str, value: Value, folder: Path) -> Value:
 def effective_ubatch(values: Mapping[str, Any]) -> int:
     """The ubatch size that a server started with these parameters works with."""
     context = int(values["n_ctx"]) or TRAINED_CONTEXT
-    return min(context, *(int(values[each]) for each in ("n_batch", "n_ubatch")))
+    return min(context, *(int(values[name]) for name in ("n_batch", "n_ubatch")))
 
 
 WINDOWED: Final = frozenset({"swa", "hybrid-swa"})
@@ -241,6 +241,6 @@ def draw_preset(
     rng: Random, *, abilities: Abilities, presets: Sequence[str] = ()
 ) -> tuple[str, int]:
     """A preset that the release can load, and the window to build it with (0: its own)."""
-    loadable = [text for text in presets or abilities.presets if text in abilities.presets]
+    loadable = [name for name in presets or abilities.presets if name in abilities.presets]
     preset = rng.choice(loadable)
     return preset, rng.choice(WINDOWS) if preset in WINDOWED else 0

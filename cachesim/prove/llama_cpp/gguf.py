@@ -101,7 +101,7 @@ def _typed(value: Value) -> bytes:
     code = _CODES[value.kind]
     if isinstance(value.value, str) or not isinstance(value.value, Sequence):
         return struct.pack("<I", code) + _plain(value.kind, value.value)
-    items = b"".join(_plain(value.kind, each) for each in value.value)
+    items = b"".join(_plain(value.kind, item) for item in value.value)
     return struct.pack("<IIQ", _ARRAY, code, len(value.value)) + items
 
 

@@ -94,7 +94,7 @@ def divergence_of(one: Outcome, other: Outcome) -> tuple[float, int]:
     largest, token = 0.0, 0
     for at, (ours, theirs) in enumerate(zip(one.top, other.top, strict=False)):
         shared = ours.keys() & theirs.keys()
-        apart = max((abs(ours[each] - theirs[each]) for each in shared), default=math.inf)
+        apart = max((abs(ours[token] - theirs[token]) for token in shared), default=math.inf)
         if not ours or not theirs:  # a server that verifies drafts gives no row for what it accepts
             apart = 0.0
         if apart > largest:
@@ -269,7 +269,7 @@ def _in_words(step: StepPlayed, played: Sequence[Answered]) -> str:
     if step.proof is None or not step.proof.wrong:
         return ""
     *earlier, answered = played
-    written = [(each.step.name, (*each.step.ids, *each.real.reply)) for each in earlier]
+    written = [(played.step.name, (*played.step.ids, *played.real.reply)) for played in earlier]
     proof, reply = step.proof, answered.real.reply
     asked = answered.step.ids
     return in_words(step.name, reply, proof.cold, proof.token, prompt=asked, earlier=written)
@@ -294,8 +294,8 @@ def _steps(
         sent = list(play_on(server, scenario))
     steps, answers = [step for step, _ in sent], [answer for _, answer in sent]
     written = tuple(
-        replace(step, prompt=each.prompt, predict=each.predict, reply=each.reply, forced=True)
-        for step, each in zip(variant.step, steps, strict=False)
+        replace(step, prompt=shrunk.prompt, predict=shrunk.predict, reply=shrunk.reply, forced=True)
+        for step, shrunk in zip(variant.step, steps, strict=False)
     )
     at = 0
     for group in grouped(observed(replace(variant, step=written), answers).step):
@@ -382,7 +382,7 @@ def _proven_on_the_wheel(found: "Counterexample", profile: Profile) -> ProofResu
 
 PROVER: Final = Prover(
     where="the wheel",
-    models=tuple(text for text in PRESETS if text != "hybrid-mtp"),
+    models=tuple(name for name in PRESETS if name != "hybrid-mtp"),
     kinds=("slot file", "trips", "trips"),
     chats=False,  # the server renders them itself, and keeps its slot to itself
     fits=fits,

@@ -43,8 +43,8 @@ class Trial:
         """llama.cpp with these rules in place of those of a build's nearest release."""
         near = nearest_release(release)
         releases = (
-            replace(each, rules=self.rules) if each.name == near else each
-            for each in FAMILY.releases
+            replace(release, rules=self.rules) if release.name == near else release
+            for release in FAMILY.releases
         )
         return replace(FAMILY, releases=tuple(releases))
 

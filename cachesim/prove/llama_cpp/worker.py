@@ -162,7 +162,7 @@ def parameters_of(wheel: Wheel, values: Json) -> Wheel:
 
 def _resolved(wheel: Wheel, value: Wheel) -> Wheel:
     if isinstance(value, list):
-        return [_resolved(wheel, each) for each in value]
+        return [_resolved(wheel, item) for item in value]
     if isinstance(value, dict):
         return wheel.CommonAdapterLoraInfo(value["adapter"], 1.0)
     if isinstance(value, str) and value.startswith("enum:"):
@@ -233,7 +233,7 @@ def parsed(wheel: Wheel, arguments: list[str]) -> Wheel:
 
     def with_program(program: int, given: list[str]) -> Wheel:
         made = wheel.CommonParams()
-        words = [text.encode() for text in ("llama-server", *given)]
+        words = [argument.encode() for argument in ("llama-server", *given)]
         array = (ctypes.c_char_p * (len(words) + 1))(*words, None)
         place = ctypes.c_void_p(id(made) + HEAD)
         return made if parse(len(words), array, place, program, usage) else None
@@ -249,13 +249,13 @@ def fields_of(value: Wheel, name: str = "") -> dict[str, str]:
     if type(value).__module__.partition(".")[0] != WHEEL or hasattr(value, "value"):
         return {name: f"{value:g}" if isinstance(value, float) else str(value)}
     found: dict[str, str] = {}
-    for text in dir(value):
+    for field in dir(value):
         try:
-            held = None if text.startswith("_") else getattr(value, text)
+            held = None if field.startswith("_") else getattr(value, field)
         except RuntimeError:  # older wheels cannot read a list that the parser has closed
             continue
         if held is not None and not callable(held):
-            found |= fields_of(held, f"{name}.{text}" if name else text)
+            found |= fields_of(held, f"{name}.{field}" if name else field)
     return found
 
 

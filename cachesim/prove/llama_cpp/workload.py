@@ -81,8 +81,8 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     predict = step.predict
     if predict is None and step.do == "complete":
         predict = DEFAULT_PREDICT if reply is None else len(reply)
-    call = next(tokens for tokens in in_one_call(scenario) if number in tokens)
-    one_reply = len({scenario.step[each].reply for each in call}) == 1
+    call = next(numbers for numbers in in_one_call(scenario) if number in numbers)
+    one_reply = len({scenario.step[number].reply for number in call}) == 1
     forced = reply if step.forced and one_reply else None
     if forced and predict is not None and not 0 <= predict <= len(forced):
         predict = len(forced)

@@ -119,7 +119,7 @@ class Instance(Session):
         self.spec = as_ggml_computes(spec_of(scenario.model))
         known = FAMILY.release(release)
         other = replace(known, rules=rules or known.rules)
-        releases = tuple(other if each is known else each for each in FAMILY.releases)
+        releases = tuple(other if release is known else release for release in FAMILY.releases)
         profile, family = Profile(FAMILY.name, release), replace(FAMILY, releases=releases)
         super().__init__(scenario, profile, reads_state=False, family=family)
 

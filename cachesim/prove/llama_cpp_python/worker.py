@@ -142,7 +142,7 @@ def _entries(cache: Real) -> list[list[int]]:
     kept = getattr(cache, "cache_state", None)
     if kept is None:
         return [[cache.cache[key].n_tokens, 0] for key in cache.cache]
-    return [[each.n_tokens, each.llama_state_size] for each in kept.values()]
+    return [[state.n_tokens, state.llama_state_size] for state in kept.values()]
 
 
 def watching(llama: Real) -> Real:

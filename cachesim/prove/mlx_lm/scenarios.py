@@ -90,7 +90,7 @@ def _in_words(
     """The wrong reply of a step as text, token by token as greedy sampling gives it."""
     if "sampled" not in theirs or theirs["answer"] != "diverged":
         return ""
-    reply, cold = (words.tokens(theirs[each]) for each in ("sampled", "cold"))
+    reply, cold = (words.tokens(theirs[way]) for way in ("sampled", "cold"))
     at = next((i for i, pair in enumerate(zip(reply, cold, strict=True)) if len(set(pair)) > 1), 0)
     prompt = next(record.prompt for record in records if record.name == step.name)
     others = [(record.name, record.tokens) for record in records if record.name != step.name]
@@ -132,7 +132,7 @@ class Words:
         self._marks = MARKS | (THINK_MARKS if thinks else {})
         order = word_tokenizer.MARKS + tuple(THINK_MARKS.values()) * thinks
         self._first = len(order)
-        self._ids = {text: index for index, text in enumerate(order)}
+        self._ids = {mark: index for index, mark in enumerate(order)}
         self.size = self._first + VOCABULARY
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -98,7 +98,7 @@ class RequestQueue(Queue):  # type: ignore[type-arg]
             self.turns.count = 0
             self._polled = None
             self.later = [(at, self.arrived.pop(number)) for number, at in order if at]
-            self.later.sort(key=lambda each: each[0])
+            self.later.sort(key=lambda arrival: arrival[0])
             with self.mutex:
                 self.queue.extend(self.arrived.pop(number) for number, at in order if not at)
                 self.shut = self.idle = False
@@ -188,8 +188,8 @@ def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, J
     body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
     body |= {field: request[name] for name, field in FIELDS.items() if name in request}
     if "tools" in request:
-        named = [{"name": text} for text in request["tools"]]
-        body["tools"] = [{"type": "function", "function": entry} for entry in named]
+        named = [{"name": name} for name in request["tools"]]
+        body["tools"] = [{"type": "function", "function": function} for function in named]
     body |= request.get("body", {})
     return ("/v1/chat/completions" if chat else "/v1/completions"), body
 
@@ -243,7 +243,7 @@ class Client(threading.Thread):
 
     @property
     def usage(self) -> Json:
-        return next((each["usage"] for each in reversed(self.answer) if "usage" in each), None)
+        return next((chunk["usage"] for chunk in reversed(self.answer) if "usage" in chunk), None)
 
     @property
     def cached(self) -> int | None:
@@ -269,4 +269,4 @@ class Client(threading.Thread):
         if logprobs is None:
             return None
         content = logprobs.get("content")
-        return logprobs["tokens"] if "tokens" in logprobs else [each["id"] for each in content]
+        return logprobs["tokens"] if "tokens" in logprobs else [entry["id"] for entry in content]

@@ -57,7 +57,7 @@ def settings(wanted: Json) -> Json:
     module: Real = importlib.import_module("mlx_lm.server")
     known = Path(str(module.__file__)).read_text()
     own = arguments_of("MODEL", wanted["settings"], known)
-    flags = (vars(namespace(module, each)) for each in (["--model", "MODEL"], own))
+    flags = (vars(namespace(module, arguments)) for arguments in (["--model", "MODEL"], own))
     return [{name: str(value) for name, value in sorted(flag.items())} for flag in flags]
 
 
@@ -138,7 +138,7 @@ class Server:
         self._ready = threading.Event()
         self._watch()
         shape = (workload["template"], size)
-        self.folders = {name: folders.of(each, *shape) for name, each in self.models.items()}
+        self.folders = {name: folders.of(files, *shape) for name, files in self.models.items()}
         draft = ""
         if "draft" in workload:
             watch_calls(workload["draft"]["module"], self._called)
@@ -364,7 +364,7 @@ class Server:
             record["logprobs"] = pending.script.rows[: len(record["generated"])]
 
     def _unfinished(self, pending: PendingRequest) -> None:
-        items = (each for each in pending.inbox.items if hasattr(each, "_should_stop"))
+        items = (item for item in pending.inbox.items if hasattr(item, "_should_stop"))
         context = next(items, None)
         if context is not None and context._should_stop:
             # Before #1072 only a stop word stops a request, also one whose client is gone.
@@ -393,7 +393,7 @@ class Server:
         if "ids" in self._order(pending):  # a model that recalls facts: its samples are of interest
             rows = mx.array(script.rows[: len(generated)])
             record["sampled"], record["cold"] = (
-                mx.argmax(each, axis=-1).tolist() for each in (rows, cold)
+                mx.argmax(logits, axis=-1).tolist() for logits in (rows, cold)
             )
         return "same" if distance < ROUNDING else "diverged"
 
@@ -574,7 +574,7 @@ class StoreWatch:
             entry["rows"] = _rows(layer)
             at_end = layer.offset == len(key)
         else:
-            entry["filled"] = [each is not None for each in layer.cache]
+            entry["filled"] = [array is not None for array in layer.cache]
         try:
             entry["nbytes"] = layer.nbytes
         except (AttributeError, NotImplementedError) as error:
@@ -607,7 +607,7 @@ def _rows(layer: Real) -> int:
 
 
 def _leaves(cache: Sequence[Real]) -> list[Real]:
-    return [each for layer in cache for each in getattr(layer, "caches", (layer,))]
+    return [part for layer in cache for part in getattr(layer, "caches", (layer,))]
 
 
 def _content(layer: Real) -> list[Real]:
@@ -620,17 +620,17 @@ def _content(layer: Real) -> list[Real]:
     if hasattr(layer, "chunk_size"):
         begins = layer.offset // layer.chunk_size * layer.chunk_size - layer.start_position
         end = layer.offset - layer.start_position
-        return [each[..., begins:end, :] for each in (layer.keys, layer.values)]
+        return [array[..., begins:end, :] for array in (layer.keys, layer.values)]
     if not hasattr(layer, "max_size"):
-        return [each[..., : layer.offset, :] for each in (layer.keys, layer.values)]
+        return [array[..., : layer.offset, :] for array in (layer.keys, layer.values)]
     count = min(layer.offset, layer.max_size)
-    ordered = [layer._temporal_order(each) for each in (layer.keys, layer.values)]
-    return [each[..., max(0, each.shape[2] - count) :, :] for each in ordered]
+    ordered = [layer._temporal_order(array) for array in (layer.keys, layer.values)]
+    return [array[..., max(0, array.shape[2] - count) :, :] for array in ordered]
 
 
 def queues_of(order: Real) -> Mapping[str, Real]:
     """The queues of a release's store, by the kinds of entries that it keeps apart."""
-    lrus, checkpoints = (getattr(order, each, None) for each in ("_lrus", "_lru_checkpoints"))
+    lrus, checkpoints = (getattr(order, name, None) for name in ("_lrus", "_lru_checkpoints"))
     if lrus is not None:
         return dict(lrus)
     if checkpoints is not None:

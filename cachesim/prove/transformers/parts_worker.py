@@ -119,7 +119,7 @@ def _offloading() -> Iterator[list[Real]]:
     offload, moved = kind._offload_to_cpu, list[Real]()
 
     def unpinned(*given: Real, **by: Real) -> Real:
-        return empty(*given, **{name: each for name, each in by.items() if name != "pin_memory"})
+        return empty(*given, **{name: value for name, value in by.items() if name != "pin_memory"})
 
     def noted(self: Real, *given: Real) -> Real:
         found: Real = offload(self, *given)
@@ -198,14 +198,16 @@ class Replay:
     def cold(self, count: int) -> Real:
         """Logits of the last tokens, which are one piece."""
         end = self.play.widths
-        kept = [number for number in self.ends if number < end - count]  # the others were cropped
+        kept = [
+            earlier for earlier in self.ends if earlier < end - count
+        ]  # the others were cropped
         self.ends = [*kept, *([end - count] if end > count else []), end]
         mine, self.play.cache = self.play.cache, self.play.new(self.kind)
         try:
             start, ids = 0, importlib.import_module("torch").cat(self.play.rows)
-            for number in self.ends:
-                logits = self.play._call(ids[:, start:number], number)
-                start = number
+            for stop in self.ends:
+                logits = self.play._call(ids[:, start:stop], stop)
+                start = stop
         finally:
             self.play.cache = mine
         return logits

@@ -75,7 +75,9 @@ def _states_moved(model: Real) -> Iterator[None]:
 def _steps_limited(model: Real) -> Iterator[None]:
     """The time step of a single token has the limits of those of several tokens."""
     torch: Any = importlib.import_module("torch")
-    mixer = next((each for each in model.modules() if hasattr(each, "time_step_limit")), model)
+    mixer = next(
+        (module for module in model.modules() if hasattr(module, "time_step_limit")), model
+    )
     module = importlib.import_module(type(mixer).__module__)
     step: Real = getattr(module, STEP, None)
 

@@ -196,12 +196,12 @@ def program_of(model: Model, script: Script) -> str:
     padded, masked = first in ("pad", "right"), first == "mask"
     width = max(given) if padded else 0
     steps = [["feed", width], *script[1:]] if padded else script[masked:]
-    rows = len(given) if padded else next((each[1] for each in script if each[0] == "rows"), 1)
+    rows = len(given) if padded else next((line[1] for line in script if line[0] == "rows"), 1)
     steps = [step for step in steps if step[0] != "rows"]
     cache = "None" if model.own else "DynamicCache(config=config)"
     lines.append(START.format(cache=cache, rows=rows))
     if padded or masked:
-        pads = [width - each for each in given] if padded else [0]
+        pads = [width - length for length in given] if padded else [0]
         lines.append(f"pads = torch.tensor({pads})")
     names = {name for name, *_ in steps}
     more = ", **more" if "encoder" in names else ""
@@ -216,7 +216,7 @@ def program_of(model: Model, script: Script) -> str:
     if "generate" in names:
         lines += TURN.format(key=model.key).splitlines()
     other = "" if model.own else f"{model.key}={cache}, "
-    for name, group in groupby(steps, key=lambda each: each[0]):
+    for name, group in groupby(steps, key=lambda line: line[0]):
         lines += _lines(name, list(group), other)
     if padded and len(steps) == 1:
         lines.append((ENDS_RIGHT if right else ENDS).format(width=width))
@@ -230,7 +230,7 @@ def _generated(first: str, given: Sequence[Any]) -> Iterator[str]:
     width, rows, manner, tail = given[0], 1, "", TAIL
     if first == "batch":
         width, rows, tail = max(given), len(given), PADDED
-        yield f"pads = torch.tensor({[width - each for each in given]})"
+        yield f"pads = torch.tensor({[width - length for length in given]})"
         manner = f"attention_mask=(torch.arange({width}) >= pads[:, None]).long()"
     else:
         manner = MANNERS[given[1]]
@@ -277,7 +277,7 @@ def _wrapped(line: str) -> Iterator[str]:
 
 def _lines(name: str, group: Sequence[Step], other: str) -> Iterator[str]:
     if name == "feed" and len(group) > 1:
-        yield f"for count in {tuple(each[1] for each in group)}: got = feed(count)"
+        yield f"for count in {tuple(line[1] for line in group)}: got = feed(count)"
         return
     for _, *given in group:
         form = f"cache {given[0]}" if name == "cache" else name

@@ -248,7 +248,7 @@ class Play:
             else 0
             for hole in self._padding
         ]
-        ends = [logits.shape[1] - number for number in after]
+        ends = [logits.shape[1] - padding for padding in after]
         return torch.stack([row[end - count : end] for row, end in zip(logits, ends, strict=True)])
 
     def do_record(self) -> None:
@@ -352,7 +352,7 @@ class Play:
     def _batching(self, count: int, end: int) -> dict[str, Any]:
         """Mask and positions of a batch with padding; without padding where they are asked for."""
         given: dict[str, Any] = {}
-        starts, stops = torch.tensor([(each.start, each.stop) for each in self._padding]).T
+        starts, stops = torch.tensor([(hole.start, hole.stop) for hole in self._padding]).T
         columns = torch.arange(end)[None]
         mask = ((columns < starts[:, None]) | (columns >= stops[:, None])).long()
         padded = any(row.shape[1] != self.widths for row in self.rows)
@@ -364,7 +364,7 @@ class Play:
 
     def cold(self, ids: Real) -> Real:
         """Logits of a row without a cache, computed once: they depend on the tokens alone."""
-        known = str((ids.tolist(), [each.shape for each in self.encoded.values()]))
+        known = str((ids.tolist(), [output.shape for output in self.encoded.values()]))
         if known not in self.colds:
             self.colds[known] = self.cold_model(ids, use_cache=False, **self.encoded).logits
         return self.colds[known]
@@ -609,7 +609,7 @@ def is_causal(play: Play) -> bool:
         play.cold_model(ids[:, :n], use_cache=False).logits for n in (30, 30, 3, 7, 12, 19, 25)
     )
     return torch.equal(whole, again) and all(
-        float((each[:, -1] - whole[:, each.shape[1] - 1]).abs().max()) < RIGHT * 100 for each in cut
+        float((part[:, -1] - whole[:, part.shape[1] - 1]).abs().max()) < RIGHT * 100 for part in cut
     )
 
 
@@ -636,9 +636,9 @@ class Family:
         self.own_cache, self.colds = False, dict[str, Real]()
         if self.key:
             held = getattr(self.model(tokens(1, 2), use_cache=True), self.key, None)
-            classes = (var for var in vars(module).values() if isinstance(var, type))
-            own = (each.__name__ for each in classes if each.__module__ == module.__name__)
-            if held is None and any("Cache" in text for text in own):
+            classes = (member for member in vars(module).values() if isinstance(member, type))
+            own = (member.__name__ for member in classes if member.__module__ == module.__name__)
+            if held is None and any("Cache" in name for name in own):
                 msg = f"{type(self.model).__name__} makes no cache where it is given none"
                 raise AbsentError(msg)
             kinds = (library.DynamicCache, library.EncoderDecoderCache)
@@ -670,7 +670,7 @@ class Family:
         if play.is_right():
             return {"verdict": "limit", "cause": "the same without a cache", **found}
         cause = self.cause(script)
-        layers = {type(each).__name__ for each in getattr(play.new(""), "layers", ())}
+        layers = {type(layer).__name__ for layer in getattr(play.new(""), "layers", ())}
         if play.on_right and len(script) > 1 and layers != {"DynamicLayer"}:
             return {"verdict": "limit", "cause": "tokens after padding on the right", **found}
         if cause == ALONE and play.padding_gap > WRONG:
@@ -716,7 +716,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
             return {"unbuilt": "its forward pass takes no cache"}
         play = family.play()
         found |= {"key": family.key, "own": family.own_cache, "positions": family.positions}
-        found["layers"] = [type(each).__name__ for each in getattr(play.new(""), "layers", ())]
+        found["layers"] = [type(layer).__name__ for layer in getattr(play.new(""), "layers", ())]
         found["causal"] = parts.limited(lambda: is_causal(play))
     except Exception as error:
         return {"unbuilt": parts.about(error)["error"]}

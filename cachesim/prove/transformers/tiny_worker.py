@@ -242,7 +242,7 @@ def keep_double() -> None:
 
     def widened(function: Real) -> Real:
         def call(*given: Real, **more: Real) -> Real:
-            return function(*map(wide, given), **{key: wide(each) for key, each in more.items()})
+            return function(*map(wide, given), **{key: wide(value) for key, value in more.items()})
 
         return call
 

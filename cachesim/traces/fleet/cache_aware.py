@@ -141,7 +141,7 @@ class Tree:
 
     def remove_tenant(self, tenant: int) -> None:
         """Forget a tenant. Follows `remove_tenant`."""
-        for node in [ancestor for ancestor in self.nodes() if ancestor.is_leaf_of(tenant)]:
+        for node in [leaf for leaf in self.nodes() if leaf.is_leaf_of(tenant)]:
             at: Node | None = node
             while at is not None and at.is_leaf_of(tenant):
                 at = self._drop(at, tenant)

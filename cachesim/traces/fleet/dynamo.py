@@ -48,7 +48,7 @@ class Index:
 
     def clear(self, replica: int) -> None:
         """Forget a replica, and what it sent that has not arrived."""
-        self._late = deque(each for each in self._late if each[1] != replica)
+        self._late = deque(event for event in self._late if event[1] != replica)
         self.held[replica].clear()
 
     def overlap(self, replica: int, keys: Sequence[int]) -> int:

@@ -108,8 +108,8 @@ def changes_of(texts: Sequence[str], replicas: int) -> tuple[Change, ...]:
 
 
 ROUTERS: Final[Mapping[str, type[Router]]] = {
-    each.name: each
-    for each in (
+    router.name: router
+    for router in (
         plain.RoundRobin,
         plain.Random,
         plain.LeastLoaded,
@@ -171,7 +171,7 @@ class Fleet:
 
     def other(self, number: int) -> Other | None:
         """Differences of a replica from the others."""
-        return next((each for each in self.others if number in each.numbers), None)
+        return next((group for group in self.others if number in group.numbers), None)
 
     def as_dict(self) -> dict[str, Any]:
         """The fleet as plain data."""

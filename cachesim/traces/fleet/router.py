@@ -159,9 +159,9 @@ class Router(ABC):
     def as_text(self) -> str:
         """The router as a user writes it: the rules with another value than the default."""
         changed = [
-            f"{each.name}={value}"
-            for each in fields(self)
-            if (value := getattr(self, each.name)) != each.default
+            f"{field.name}={value}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
         ]
         return ",".join([self.name, *changed])
 

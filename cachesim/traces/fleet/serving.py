@@ -94,14 +94,14 @@ class FleetLoop:
     def send(self, request: PendingRequest) -> tuple[Server | None, list[Routed]]:
         """Choose a replica and submit; None if none is alive."""
         lost = self._change(request.time / 1000)
-        alive = [each for each in self.servers if each.alive]
+        alive = [server for server in self.servers if server.alive]
         prompt, reply = cast("Rope", request.prompt), cast("Rope", request.reply)
         session = self.sessions.of(request.trace.blocks, last_whole(request))
         if not alive:
             nobody = [Routed(request, None, None)] if not self.fleet.part else []
             return None, [*lost, *nobody]
         arrival = Arrival(request.number, request.time, prompt, reply, session)
-        held = tuple(each.peek(arrival) for each in alive) if self.fleet.parts == 1 else ()
+        held = tuple(server.peek(arrival) for server in alive) if self.fleet.parts == 1 else ()
         server = self.servers[self.router.choose(arrival)]
         if isinstance(server, Absent):
             self.router.finished(arrival, server.number)
@@ -241,7 +241,7 @@ class FleetReplayed:
         answer = routed.answer
         if answer is None or answer.cached is None or self.best is None or self.elsewhere is None:
             return 0 if self.best is not None else None
-        known = [number for number in routed.held if number is not None]
+        known = [count for count in routed.held if count is not None]
         if len(known) < len(routed.held):
             self.best = self.elsewhere = None
             return None

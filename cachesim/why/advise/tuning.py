@@ -93,7 +93,7 @@ def server_run(
     """A run with its proof: the counts that its replay meets; all of a scenario's own (None)."""
     played = subject.outcome(options).played
     if counts is None:
-        counts = [Counts(n, each.cached, each.processed, None) for n, each in played.items()]
+        counts = [Counts(n, record.cached, record.processed, None) for n, record in played.items()]
     return ServerRun(subject, options, proof_of(counts, played), tuple(others), replay)
 
 
@@ -245,7 +245,7 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
     named = Profile.parse(live.profile)
     family = FAMILIES[named.engine]
     if not family.swept:
-        swept = " and ".join(each.name for each in FAMILIES.values() if each.swept)
+        swept = " and ".join(family.name for family in FAMILIES.values() if family.swept)
         raise InputError(
             f"these requests went to {named.engine}, and tune has settings to try for {swept}; "
             "cachesim why --what-if shows what other servers would have reused"
@@ -450,9 +450,9 @@ def between(found: Sequence[TrialResult], runs: Sequence[ServerRun]) -> list[Tri
             continue
         tried = {result.changes.get(name) for result in found}
         tried.add(runs[0].options.get(name, value))
-        known = sorted(each for each in tried if isinstance(each, int))
-        below = max((each for each in known if each < value), default=0)
-        above = min((each for each in known if each > value), default=2 * value)
+        known = sorted(value for value in tried if isinstance(value, int))
+        below = max((other for other in known if other < value), default=0)
+        above = min((other for other in known if other > value), default=2 * value)
         step = STEP if value >= STEP else 1
         for middle in ((below + value) // 2 // step * step, (value + above) // 2 // step * step):
             if middle not in known and middle > 0 and best.processed < own.processed:

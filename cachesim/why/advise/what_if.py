@@ -51,7 +51,7 @@ def usual(settings: Settings) -> list[Question]:
     """The log's own server, other releases, and relevant patches."""
     own = settings.profile.removeprefix("llama.cpp@")
     release = str(settings.release.value)
-    names = [each for each in RELEASES if each != own]
+    names = [release for release in RELEASES if release != own]
     names += [f"{release}+{patch}" for patch in PATCHES if f"{release}+{patch}" != own]
     return [Question(own), *(Question(name, f"llama.cpp@{name}") for name in names)]
 
@@ -93,15 +93,11 @@ def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
 
     A setting with which requests fail that were answered does not help.
     """
-    helpful = [each for each in found if each["fewer"] > 0 and each["failed"] <= 0]
+    helpful = [row for row in found if row["fewer"] > 0 and row["failed"] <= 0]
     best = list(
-        dict.fromkeys(
-            _name(each["flag"]) for each in sorted(helpful, key=lambda one: -one["fewer"])
-        )
+        dict.fromkeys(_name(row["flag"]) for row in sorted(helpful, key=lambda one: -one["fewer"]))
     )
-    useless = dict.fromkeys(
-        _name(each["flag"]) for each in found if _name(each["flag"]) not in best
-    )
+    useless = dict.fromkeys(_name(row["flag"]) for row in found if _name(row["flag"]) not in best)
     words = []
     if best:
         named = ", ".join(f"`{name}`" for name in best)
@@ -192,7 +188,7 @@ def entry(
     return {
         "name": question.name,
         "asked": question.is_requested,
-        "processed": sum(each[0] for each in read),
+        "processed": sum(counts[0] for counts in read),
         "processed_bounds": [sum(map(min, read)), sum(map(max, read))],
         "hits": hits,
         "failed": failed,
@@ -280,7 +276,7 @@ def add_wrong(
             first += len(replay.requests)
             continue
         run = next(of_played)
-        known = {number for each in found["wrong"] for number in each["requests"]}
+        known = {number for answer in found["wrong"] for number in answer["requests"]}
         workload = of_kind(Workload, run.subject)
         wrong = wrong_answers(workload, run.subject.profile, dict(run.options), most=MOST_JUDGED)
         found["wrong"] += wrong_too(replay, first, wrong or (), known)

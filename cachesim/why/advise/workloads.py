@@ -151,7 +151,7 @@ def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Interval]
     """The least and the most cached tokens of each request."""
     found: dict[int, Interval] = {}
     for number in played[0]:
-        counts = [each[number].cached for each in played if number in each]
+        counts = [run[number].cached for run in played if number in run]
         known = [count for count in counts if count is not None]
         if known:
             found[number] = Interval(min(known), max(known))

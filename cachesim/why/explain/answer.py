@@ -190,9 +190,9 @@ def _to_do(found: Mapping[str, Any], who: str) -> str:
     rules: Counter[str] = Counter()
     for request in requests:
         rules[request["because"]] += _lost(request)
-    rule = max(rules, key=lambda each: rules[each])
+    rule = max(rules, key=lambda rule: rules[rule])
     (cause,) = (cause for cause in found["causes"] if cause["cause"] == rule)
-    does, *_ = cures = sorted(cause["cure"].split(". "), key=lambda each: not each.startswith(DO))
+    does, *_ = cures = sorted(cause["cure"].split(". "), key=lambda part: not part.startswith(DO))
     if who == "client" and does.startswith(DO) and len(cures) > 1:
         lost = max(requests, key=_lost)
         return (

@@ -162,7 +162,9 @@ def line_around(text: str, at: int) -> str:
         return ""
     first = "…" if start > 0 and text[start - 1] != "\n" else ""
     last = "…" if end > at + AFTER else ""
-    return first + "".join(each if each.isprintable() else " " for each in shown).strip() + last
+    return (
+        first + "".join(letter if letter.isprintable() else " " for letter in shown).strip() + last
+    )
 
 
 def named(then: str, now: str, at: int, *, is_clients: bool) -> str:
@@ -229,7 +231,7 @@ def _is_count(one: re.Match[str] | None, other: re.Match[str] | None) -> bool:
     """True for two numbers with units or marks, or for two that are near each other."""
     if one is None or other is None:
         return False
-    first, second = (each[1].rstrip(".,") for each in (one, other))
+    first, second = (word[1].rstrip(".,") for word in (one, other))
     if one[2] or {".", ","} & {*first, *second}:
         return True
     return abs(int(first) - int(second)) < FAR

@@ -151,7 +151,7 @@ def _attachment_became_text(place: Place) -> bool:
         [segment for segment in parts if segment.part == beside.part]
         for parts, beside in ((place.rest, place.now), (place.old, place.then))
     )
-    had, has = (any(each.kind == "attachment" for each in parts) for parts in (theirs, mine))
+    had, has = (any(part.kind == "attachment" for part in parts) for parts in (theirs, mine))
     return had and not has and place.now.text.startswith(place.then.text.strip())
 
 
@@ -173,7 +173,7 @@ def _of_tools(place: Place) -> str:
         return "keys-reordered"
     if now == then:
         word = _of_word(place)
-        if all(each.isdigit() for each in _words_of(place, "")):
+        if all(word.isdigit() for word in _words_of(place, "")):
             word = ""  # a limit, and no identifier
         return word if word in {"clock", "identifier", "working-directory"} else "tool-described"
     if not (now and then) and _is_of_another(place):
@@ -189,8 +189,8 @@ def _of_tools(place: Place) -> str:
 def _is_of_another(place: Place) -> bool:
     """True if one request has no tools, and another system prompt."""
     both = place.later, place.earlier
-    texts = [next((each.text for each in parts if each.role in SYSTEM), "") for parts in both]
-    bare = any(all(each.kind != "tool" for each in parts) for parts in both)
+    texts = [next((part.text for part in parts if part.role in SYSTEM), "") for parts in both]
+    bare = any(all(part.kind != "tool" for part in parts) for parts in both)
     return bare and 2 * shared(*texts) < min(map(len, texts))
 
 
@@ -229,8 +229,8 @@ def _note_has_moved(place: Place) -> bool:
     found = LABEL.match(then.text)
     if not stayed or found is None or then.role == "assistant" or then.kind != "text":
         return False
-    news = (each for each in place.rest[len(behind) or 1 :] if each.role == then.role)
-    return any(each.text.startswith(found.group()) for each in news)
+    news = (message for message in place.rest[len(behind) or 1 :] if message.role == then.role)
+    return any(message.text.startswith(found.group()) for message in news)
 
 
 def _of_label(place: Place) -> str:
@@ -368,8 +368,8 @@ def _of_name(place: Place) -> str:
 
 def _of_form(place: Place) -> str:
     now, then = (
-        unicodedata.normalize("NFKC", each.text).translate(TYPED)
-        for each in (place.now, place.then)
+        unicodedata.normalize("NFKC", message.text).translate(TYPED)
+        for message in (place.now, place.then)
     )
     return _of_blanks(place) or ("unicode" if now == then and now else "")
 
@@ -395,7 +395,7 @@ def _of_blanks(place: Place) -> str:
 def _of_calls(place: Place) -> str:
     if _same_json(place.now.text, place.then.text):
         return _of_blanks(place) or "keys-reordered"
-    if _same_json(*(CALL_ID.sub('"id": ""', each.text) for each in (place.now, place.then))):
+    if _same_json(*(CALL_ID.sub('"id": ""', message.text) for message in (place.now, place.then))):
         return "call-ids"
     return "reserialised" if _same_json(place.now.text, place.then.text, inner=True) else ""
 
@@ -421,9 +421,9 @@ def _same_json(one: str, other: str, *, inner: bool = False) -> bool:
 
 def _opened(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _opened(each) for key, each in value.items()}
+        return {key: _opened(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_opened(each) for each in value]
+        return [_opened(item) for item in value]
     if isinstance(value, str) and value[:1] in {"{", "["}:
         try:
             return json.loads(value)
@@ -482,7 +482,7 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
     """First difference of `later` from `earlier`; None for an extension."""
     equal = 0
     known = earlier.segments
-    if not earlier.cancelled and any(each.role == "assistant" for each in later.segments):
+    if not earlier.cancelled and any(part.role == "assistant" for part in later.segments):
         known = (*known, *_as_sent(earlier.reply, later.segments[len(known) :]))
     for index, segment in enumerate(later.segments):
         if index >= len(known):

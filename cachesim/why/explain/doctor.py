@@ -46,7 +46,7 @@ class Finding:
 
 def doctor_of_log(replays: Sequence[Replay], sources: Sequence[str]) -> dict[str, Any]:
     """The findings on a log, and the commands that give a full one."""
-    replay = max(replays, key=lambda each: len(each.requests))
+    replay = max(replays, key=lambda replay: len(replay.requests))
     engine = replay.settings.engine
     if not replay.settings.is_played:
         commands = [*filter(None, [START.get(engine)]), RECORD]

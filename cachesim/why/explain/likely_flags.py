@@ -84,7 +84,7 @@ def with_likeliest_flags(
                 break
             other = _played(replay, hints, settings, best.as_sent + 1, first)
             played += sum(map(_tokens, other.requests))
-            best = max(best, other, key=lambda each: each.as_sent)
+            best = max(best, other, key=lambda replay: replay.as_sent)
         if best is own:
             break
     if best.settings is replay.settings:

@@ -270,7 +270,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
         }
     if not found["again"] or not found["losses"]:
         return None
-    loss = max(found["losses"], key=lambda each: each["from"] - each["to"])
+    loss = max(found["losses"], key=lambda loss: loss["from"] - loss["to"])
     return {
         "kind": loss["rule"],
         "part": "",
@@ -426,7 +426,7 @@ class Live:
     @property
     def rerun(self) -> Rerun | None:
         """The replay that agrees with most of the server's answers."""
-        return max(self.reruns, key=lambda each: each.agreeing, default=None)
+        return max(self.reruns, key=lambda rerun: rerun.agreeing, default=None)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _with_blanks(text: str, start: int, end: int) -> tuple[int, int]:
 def reasoning_in(text: str) -> int:
     """Characters of the reasoning in a text, one more for the marks of each."""
     inside = (re.sub(r"<[^<>]*>|\s", "", text[start:end]) for start, end in _reasoning(text))
-    return sum(len(each) + 1 for each in inside)
+    return sum(len(text) + 1 for text in inside)
 
 
 def without_reasoning(text: str) -> str:

@@ -255,7 +255,11 @@ def report_of(
     kinds = {group.cause: remedy_of(group.cause, group.engine).kind for group in groups}
     for request in requests:
         request["by"] = "client" if request["turn"] == "changed" else kinds.get(request["because"])
-    known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
+    known = {
+        how_known(replay.log, replay.settings.spec)
+        for replay in replays
+        if replay.settings.is_played
+    }
     comparable = [request for request in requests if request["agrees"] is not None]
     found: dict[str, Any] = {
         "format": FORMAT,
@@ -270,13 +274,13 @@ def report_of(
         "agreement": {
             "requests": len(requests),
             "comparable": len(comparable),
-            "agreeing": sum(each["agrees"] for each in comparable),
+            "agreeing": sum(entry["agrees"] for entry in comparable),
             "played": sum(request["replayed"]["played"] for request in requests),
-            "differing": [each["number"] for each in comparable if not each["agrees"]],
+            "differing": [entry["number"] for entry in comparable if not entry["agrees"]],
             "declining": [
-                each["number"]
-                for each in comparable
-                if each["agrees"] and each["replayed"]["declines"]
+                entry["number"]
+                for entry in comparable
+                if entry["agrees"] and entry["replayed"]["declines"]
             ],
         },
         "totals": _totals_of(requests),
@@ -353,11 +357,11 @@ def _server_entry(replay: Replay) -> dict[str, Any]:
         },
         "options": {
             name: {
-                "value": each.value,
-                "how": each.how,
-                "flag": setting(family_of(settings.engine), name, each.value, release),
+                "value": known.value,
+                "how": known.how,
+                "flag": setting(family_of(settings.engine), name, known.value, release),
             }
-            for name, each in sorted(settings.options.items())
+            for name, known in sorted(settings.options.items())
         },
         "invented": len(replay.invented),
         "requests": len(replay.requests),
@@ -423,7 +427,9 @@ def _cut(replay: Replay) -> str:
         "the start of {} and what the slot held": [o.number for o in observed if o.started_before],
         "the end of {} with its counts": [o.number for o in observed if not o.ended],
     }
-    lacks = [part.format(numbered("request", each)) for part, each in parts.items() if each]
+    lacks = [
+        part.format(numbered("request", numbers)) for part, numbers in parts.items() if numbers
+    ]
     return ", and ".join(lacks)
 
 
@@ -584,12 +590,13 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     is known of it. A number that no request has is None.
     """
     refused = [request for request in requests if request["refused"]]
-    others = [each for each in requests if not each["refused"] and each["parent"] is None]
+    others = [entry for entry in requests if not entry["refused"] and entry["parent"] is None]
     cached = sum(other["cached"] or 0 for other in others)
     processed = sum(other["processed"] or 0 for other in others)
     sure = [other for other in others if other["known"]["prompt_tokens"] in {"printed", "computed"}]
     unknown = sum(
-        each["prompt_tokens"] - (each["cached"] or 0) - (each["processed"] or 0) for each in sure
+        entry["prompt_tokens"] - (entry["cached"] or 0) - (entry["processed"] or 0)
+        for entry in sure
     )
     whole = cached + processed + unknown
     known = any(other["replayed"]["played"] for other in others) or _has_any(others, "again")
@@ -607,7 +614,7 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
         "without_length": len(others) - len(sure),
         "further": sum(request["parent"] is not None for request in requests),
         "refused": len(refused),
-        "refused_tokens": sum(each["prompt_tokens"] or 0 for each in refused),
+        "refused_tokens": sum(entry["prompt_tokens"] or 0 for entry in refused),
     }
 
 
@@ -644,10 +651,10 @@ def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]
 def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Net losses: tokens regained by a later cause are subtracted from the earlier one."""
     left: list[dict[str, Any]] = []
-    for each in why:
-        gained = each["to"] - each["from"]
+    for loss in why:
+        gained = loss["to"] - loss["from"]
         if gained <= 0:
-            left.append(dict(each))
+            left.append(dict(loss))
             continue
         while gained > 0 and left:
             share = min(gained, left[-1]["from"] - left[-1]["to"])
@@ -656,7 +663,7 @@ def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             if left[-1]["from"] > left[-1]["to"]:
                 break
             left.pop()
-    return [each for each in left if each["from"] > each["to"]]
+    return [loss for loss in left if loss["from"] > loss["to"]]
 
 
 def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
@@ -669,4 +676,4 @@ def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str
     )
     unknown = [request for request in requests if request["again"] is None and request["log_says"]]
     is_short = len(requests) <= count
-    return [*lost, *(each for each in unknown if is_short or FORCED in each["log_says"])][:count]
+    return [*lost, *(entry for entry in unknown if is_short or FORCED in entry["log_says"])][:count]

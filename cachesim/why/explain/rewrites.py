@@ -18,7 +18,7 @@ class Rewrite:
 
     def describe(self, where: str, at: int, before: str, after: str) -> str:
         """Description for the client's author."""
-        where, before, after = (each.translate(ESCAPES) for each in (where, before, after))
+        where, before, after = (text.translate(ESCAPES) for text in (where, before, after))
         if self.is_whole:
             words = self.words.format(where=where, at=at, before=before, after=after)
             return words.removesuffix(": ")
@@ -33,8 +33,8 @@ def _word(kind: str, words: str, advice: str) -> Rewrite:
 
 
 REWRITES: Final = {
-    each.kind: each
-    for each in (
+    rewrite.kind: rewrite
+    for rewrite in (
         _word("clock", "a clock", "Put the time at the end of the conversation, or leave it out."),
         _word(
             "identifier",

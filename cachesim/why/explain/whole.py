@@ -166,7 +166,7 @@ def _nothing_in(read: Read) -> str:
         return " ".join(
             (
                 f"{names}: is a log of {', '.join(known)}. {RECORD}",
-                *(MORE_LINES[each] for each in known),
+                *(MORE_LINES[part] for part in known),
             )
         )
     if read.known_lines:
@@ -333,7 +333,7 @@ def _with_likeliest_release(
         best = max(
             best,
             other.play(goal=best.agreeing + 1, first=first),
-            key=lambda each: each.agreeing,
+            key=lambda played: played.agreeing,
         )
     if best.settings is own:
         return replay

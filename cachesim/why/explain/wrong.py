@@ -112,7 +112,7 @@ def _on(scenario: str, release: str) -> bool:
         for expect in load(shipped_file(scenario)).expect
         if expect.profile in names
     }
-    until = [each for each in names[: names.index(release) + 1] if each in expected]
+    until = [name for name in names[: names.index(release) + 1] if name in expected]
     return bool(until) and expected[until[-1]]
 
 

@@ -212,7 +212,7 @@ class _Config:
         """The value of the first key that the config has, or that its family assumes."""
         family = DEFAULTS.get(str(self.values.get("model_type")), {})
         found = (values[key] for values in (self.values, family) for key in keys if key in values)
-        return next((each for each in found if each is not None), None)
+        return next((value for value in found if value is not None), None)
 
     def number(self, *keys: str | int) -> int:
         """The whole number under the first of some keys; the last value is the default, if any."""
@@ -259,10 +259,10 @@ class _Config:
         if isinstance(listed, str) and listed in NAMES:  # a family of one kind
             return [NAMES[listed]] * layers
         if listed:
-            for each in listed:
-                if not isinstance(each, str) or each not in NAMES:
-                    self._refuse(f"a layer of type {str(each)[:40]!r} is not counted")
-            return [self._windowed(NAMES[each]) for each in listed]
+            for name in listed:
+                if not isinstance(name, str) or name not in NAMES:
+                    self._refuse(f"a layer of type {str(name)[:40]!r} is not counted")
+            return [self._windowed(NAMES[name]) for name in listed]
         for key, rule in RULES.items():
             value = self._get(key)
             if value is not None:

@@ -18,7 +18,7 @@ from cachesim.why.read.lines import JUNE, MAY, STYLES
 from cachesim.why.read.observed import IK, MLX, PYTHON, How, Observed, ServerLog
 
 RELEASES: Final[Mapping[str, int]] = {
-    each.name: int(each.name.removeprefix("b")) for each in FAMILY.releases
+    release.name: int(release.name.removeprefix("b")) for release in FAMILY.releases
 }
 """Releases whose rules are known, and their build numbers."""
 
@@ -144,7 +144,7 @@ def _printed_only(
         )
     family = family_of(log.engine)
     commit = log.facts.get("commit", "")[:7]
-    names = [each.name for each in family.releases]
+    names = [release.name for release in family.releases]
     known = next((name for name in names if commit and name.startswith(commit)), "")
     release = Setting(known or names[-1], "printed" if known else "assumed")
     if profile is not None:
@@ -194,7 +194,7 @@ def alike(release: str) -> Iterator[str]:
     """Other releases whose logs may have the words of this one's style, the newest first."""
     own = [RELEASES[style.release] for style in STYLES if style.release]
     at = max(at for at, build in enumerate(own) if build >= RELEASES[release])
-    for name, build in sorted(RELEASES.items(), key=lambda each: -each[1]):
+    for name, build in sorted(RELEASES.items(), key=lambda named: -named[1]):
         before = at + 1 == len(own) or own[at + 1] < build
         if before and name != release and (at == 0 or build < own[at - 1]):
             yield name
@@ -437,7 +437,7 @@ def _ratio(text: str) -> float:
 
 
 FLAGS: Final[Mapping[str, Option]] = {
-    flag: each for each in FAMILY.declared for flag in each.flag.replace(" ", "").split(",")
+    flag: option for option in FAMILY.declared for flag in option.flag.replace(" ", "").split(",")
 }
 """Command-line spelling of each option."""
 

@@ -330,7 +330,7 @@ def _window_layers(fields: Mapping[str, Any], name: str, attending: Sequence[int
         return set()
     pattern = fields.get(f"{name}.attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        return {layer for layer, each in enumerate(pattern) if each}
+        return {layer for layer, is_window in enumerate(pattern) if is_window}
     if not isinstance(pattern, int):
         pattern = PATTERNS.get(name, 2)
     full = attending[pattern - 1 :: pattern] if pattern > 1 else []

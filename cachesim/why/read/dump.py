@@ -318,8 +318,8 @@ def counts_of(entry: Mapping[str, Any]) -> Counts:
 
 
 def _hashed(parts: object) -> Iterator[Segment]:
-    for each in parts if isinstance(parts, list) else []:
-        part = mapping(each)
+    for item in parts if isinstance(parts, list) else []:
+        part = mapping(item)
         hashes = part.get("hashes", [])
         yield Segment(
             part=str(part.get("part", "prompt"))[:100],
@@ -334,8 +334,8 @@ def _hashed(parts: object) -> Iterator[Segment]:
 def _reply(parts: object) -> Iterator[Segment]:
     if isinstance(parts, str):
         parts = [{"kind": "text", "text": parts}]
-    for each in parts if isinstance(parts, list) else []:
-        part = mapping(each)
+    for item in parts if isinstance(parts, list) else []:
+        part = mapping(item)
         if isinstance(part.get("text"), str):
             kind = str(part.get("kind", "text"))[:100]
             yield Segment("reply", "assistant", kind, part["text"])
@@ -352,7 +352,7 @@ def _runs(runs: object, shift: int) -> Iterator[tuple[int, int, int]]:
 
 def _wholes(values: object) -> list[int]:
     found = [whole(value) for value in values] if isinstance(values, list) else []
-    return [each for each in found if each is not None]
+    return [message for message in found if message is not None]
 
 
 def _seen(seen: Mapping[str, Any], first: int) -> tuple[int, int, int] | None:
@@ -360,7 +360,7 @@ def _seen(seen: Mapping[str, Any], first: int) -> tuple[int, int, int] | None:
         return None
     numbers = [whole(seen.get(key)) for key in ("begins_like", "characters", "continues")]
     like, equal, continues = (-1 if number is None else number for number in numbers)
-    like, continues = (each + first if each >= 0 else -1 for each in (like, continues))
+    like, continues = (place + first if place >= 0 else -1 for place in (like, continues))
     return like, max(0, equal), continues
 
 

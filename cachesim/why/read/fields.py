@@ -62,9 +62,9 @@ def _of_list(where: str, value: object, form: str) -> Iterator[str]:
     if not isinstance(value, list):
         yield f"field {where} is {_short(value)}; write {form}"
         return
-    for index, each in enumerate(value):
-        if not isinstance(each, dict):
-            yield f"field {where}[{index}] is {_short(each)}; write {form}"
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            yield f"field {where}[{index}] is {_short(item)}; write {form}"
 
 
 def _short(value: object) -> str:

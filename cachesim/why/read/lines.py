@@ -157,7 +157,7 @@ def pieces_of(file: BinaryIO) -> Iterator[bytes]:
             rest += more
             even = len(rest) // 2 * 2
             *whole, last = rest[:even].decode(wide, "replace").split("\n")
-            yield from (each.encode("utf-8", "replace") for each in whole)
+            yield from (piece.encode("utf-8", "replace") for piece in whole)
             rest = last[-LONGEST_LINE:].encode(wide, "replace") + rest[even:]
         yield rest.decode(wide, "replace").encode("utf-8", "replace")
         return
@@ -408,7 +408,7 @@ STYLES: Final[tuple[Style, ...]] = (
 )
 """Newest first: a log with lines of two formats is of the newer."""
 
-BY_NAME: Final = {each.name: each for each in STYLES}
+BY_NAME: Final = {style.name: style for style in STYLES}
 WORDS: Final = [(words, style) for style in STYLES for words in style.words]
 
 

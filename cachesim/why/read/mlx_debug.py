@@ -120,26 +120,26 @@ def _body(following: Iterator[bytes]) -> dict[str, Any] | None:
 
 
 def _progressed(open_: list[Call], done: int, whole: int) -> None:
-    for each in open_:
-        if each.processed == whole and each.done < done:
-            each.done = done
+    for call in open_:
+        if call.processed == whole and call.done < done:
+            call.done = done
             break
     else:
-        fresh = next((call for call in open_ if call.processed is None), None)
+        fresh = next((new for new in open_ if new.processed is None), None)
         if fresh is None:
             return
         fresh.processed, fresh.done = whole, done
-        each = fresh
-    if done >= whole and each.body.get("stream") is True:
-        open_.remove(each)  # nothing more is printed of it
+        call = fresh
+    if done >= whole and call.body.get("stream") is True:
+        open_.remove(call)  # nothing more is printed of it
 
 
 def _answered(open_: list[Call], body: dict[str, Any]) -> None:
     usage = body.get("usage")
     if not isinstance(usage, dict):
         return
-    waiting = [each for each in open_ if each.body.get("stream") is not True]
-    call = next((each for each in waiting if each.fits(usage)), None)
+    waiting = [request for request in open_ if request.body.get("stream") is not True]
+    call = next((request for request in waiting if request.fits(usage)), None)
     if call is not None:
         call.usage = usage
         open_.remove(call)

@@ -44,9 +44,9 @@ def _is_sane(field: str | None) -> bool:
 
 def first(patterns: Iterable[Pattern], body: str) -> tuple[str, Fields] | None:
     """The first message that a line has, with its numbers."""
-    for each in patterns:
-        if each.words in body:
-            found = each.shape.search(body)
+    for pattern in patterns:
+        if pattern.words in body:
+            found = pattern.shape.search(body)
             if found is not None and all(map(_is_sane, found.groups())):
-                return each.name, {k: v for k, v in found.groupdict().items() if v is not None}
+                return pattern.name, {k: v for k, v in found.groupdict().items() if v is not None}
     return None

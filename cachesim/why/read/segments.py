@@ -95,7 +95,7 @@ def segments_of(request: object) -> list[Segment]:
         raise ValueError("continues tokens of an earlier answer (context), which are no text")
     for key in ("text", "input_ids"):
         value = fields.get(key)
-        if isinstance(value, list) and any(isinstance(each, str | list) for each in value):
+        if isinstance(value, list) and any(isinstance(item, str | list) for item in value):
             raise ValueError(f"has several prompts in one request ({key})")
     found = []
     tools = fields.get("tools")
@@ -172,8 +172,8 @@ def _content(part: str, role: str, content: object) -> Iterator[Segment]:
     if isinstance(content, str):
         yield Segment(part, role, "text", content)
         return
-    for each in content if isinstance(content, list) else []:
-        piece = mapping(each)
+    for item in content if isinstance(content, list) else []:
+        piece = mapping(item)
         kind = str(piece.get("type", "text"))
         if kind in {"text", "input_text", "output_text"}:
             yield Segment(part, role, "text", str(piece.get("text", "")))
@@ -195,8 +195,8 @@ def _canonical(value: object) -> str:
 
 def _shown(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _shown(each) for key, each in value.items() if key not in NOT_SHOWN}
-    return [_shown(each) for each in value] if isinstance(value, list) else value
+        return {key: _shown(item) for key, item in value.items() if key not in NOT_SHOWN}
+    return [_shown(item) for item in value] if isinstance(value, list) else value
 
 
 # -- token counts of other APIs --------------------------------------------------------------------
@@ -263,9 +263,9 @@ def messages_of(request: Mapping[str, Any], earlier: list[Any]) -> dict[str, Any
     first: list[Any] = []
     if isinstance(system, str) and system:
         first = [{"role": "system", "content": system}]
-        earlier = [each for each in earlier if each["role"] != "system"]
+        earlier = [message for message in earlier if message["role"] != "system"]
     given = request.get("input")
-    content = [_part(each) for each in given] if isinstance(given, list) else given
+    content = [_part(message) for message in given] if isinstance(given, list) else given
     rest = {key: value for key, value in request.items() if key not in {"input", "system_prompt"}}
     return {**rest, "messages": [*first, *earlier, {"role": "user", "content": content}]}
 

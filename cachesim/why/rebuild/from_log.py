@@ -197,7 +197,7 @@ def likely(
         likely += [cached, cached + 1]
     likely += reversed(joints)
     likely += [bounds.near((bounds.low + bounds.high) // 2), bounds.low, bounds.high]
-    return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
+    return list(dict.fromkeys(length for length in likely if length in bounds))[:6]
 
 
 def joints_of(rope: Rope) -> list[int]:
@@ -468,7 +468,7 @@ class Rebuilder:
     def _finish(self, number: int) -> None:
         rebuilt = self.replay.requests[number]
         rebuilt.replayed = self.player.run_until(number)
-        children = [each for each in self.replay.requests if each.parent == number]
+        children = [request for request in self.replay.requests if request.parent == number]
         for child, replayed in zip(children, rebuilt.replayed.children, strict=False):
             child.replayed, child.common, child.holder = replayed, rebuilt.common, rebuilt.holder
         if self.verbose and self.player.accepts_spans:
@@ -551,7 +551,7 @@ class Rebuilder:
                 return candidate
             if fallback is None and result.cached == cached:
                 fallback = candidate
-        return fallback or max(candidates, key=lambda each: _explains(each, cached))
+        return fallback or max(candidates, key=lambda length: _explains(length, cached))
 
     def _possible(self, candidates: Sequence[Candidate], cached: int) -> Iterator[Candidate]:
         """The candidates of which a server can reuse so many tokens: a copy of it is large.
@@ -597,7 +597,7 @@ class Rebuilder:
 
     def _children_of(self, request: Observed) -> int:
         """Further completions of a request, launched just before it."""
-        return sum(each.parent == request.number for each in self.replay.requests)
+        return sum(child.parent == request.number for child in self.replay.requests)
 
     def _reply_length(self, rebuilt: Rebuilt, prompt: int) -> int:
         request = rebuilt.observed
@@ -753,7 +753,7 @@ class Rebuilder:
                     spelt.append((common not in joints, rank, possible, common))
                     rank += 1
         for not_at_joint, _, (rope, name, bounds, cache_prompt), common in sorted(
-            spelt, key=lambda each: each[:2]
+            spelt, key=lambda piece: piece[:2]
         ):
             start = with_moved(rope[:common], rope, rebuilt.observed)
             yield Candidate(

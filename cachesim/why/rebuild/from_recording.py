@@ -166,7 +166,7 @@ CONTEXTS: Final = ("n_ctx", "max_model_len", "context_length")
 
 def field_of(request: Recorded, problem: str) -> str:
     """The field of a recorded server that a problem is about; empty if it is none."""
-    named = [each for each in options_in(request) if re.search(rf"\b{each}\b", problem)]
+    named = [option for option in options_in(request) if re.search(rf"\b{option}\b", problem)]
     if len(named) == 1:
         options = mapping(request.server.get("options"))
         own = {"parallel": "slots", "ctx_size": "n_ctx"}
@@ -296,7 +296,7 @@ LAUNCH, ACT, FINISH = "launch", "act", "finish"
 
 def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
     """Launches and ends in order; none where a request has no times."""
-    if any(None in (each.recorded.began, each.recorded.seconds) for each in prompts):
+    if any(None in (prompt.recorded.began, prompt.recorded.seconds) for prompt in prompts):
         return []
     found: list[tuple[float, int, str, int]] = []
     ended = 0.0  # when the last of the requests before it did: an action waits for an idle slot
@@ -340,11 +340,11 @@ class Rerun:
         """Add many requests; concurrent ones run concurrently if the server supports it."""
         order = order_of(prompts) if order is None else order
         if not isinstance(self.server, Player) or not order:
-            for each in prompts:
-                self.add(each)
+            for added in prompts:
+                self.add(added)
             return
-        by_number = {each.recorded.number: each for each in prompts}
-        actions = {one.number: one for each in prompts for one in each.recorded.actions}
+        by_number = {prompt.recorded.number: prompt for prompt in prompts}
+        actions = {one.number: one for prompt in prompts for one in prompt.recorded.actions}
         for what, number in order:
             if what == ACT:
                 self.act(actions[number])
@@ -361,9 +361,9 @@ class Rerun:
             except CachesimError as error:
                 self.problem = str(error)
         self.agreeing = sum(
-            each.recorded.cached is not None
-            and self.played.get(each.recorded.number, FAILED).cached == each.recorded.cached
-            for each in prompts
+            prompt.recorded.cached is not None
+            and self.played.get(prompt.recorded.number, FAILED).cached == prompt.recorded.cached
+            for prompt in prompts
         )
 
     def _weigh(self) -> None:
@@ -406,9 +406,9 @@ def elsewhere(
     except CachesimError as error:
         return {"name": profile, "problem": str(error)} | dict.fromkeys(COLUMNS)
     rerun.add_all(prompts)
-    answers = [each for each in rerun.played.values() if each.cached is not None]
+    answers = [reply for reply in rerun.played.values() if reply.cached is not None]
     asked = sum(prompt.recorded.was_read for prompt in prompts)
-    refused = [each for each in rerun.played.values() if each.error not in {None, FAILED.error}]
+    refused = [reply for reply in rerun.played.values() if reply.error not in {None, FAILED.error}]
     problem = rerun.problem
     if not problem and refused:
         why = refused[0].message or refused[0].error
@@ -449,7 +449,7 @@ def others(own: str) -> Iterator[str]:
     names = family.names()
     at = names.index(family.current_name(profile.release))
     near = [*names[max(0, at - 1) : at], *names[at + 1 : at + 2], names[-1]]
-    yield from dict.fromkeys(f"{family.name}@{each}" for each in near if each != names[at])
-    for each in FAMILIES.values():
-        if each.name != family.name:
-            yield f"{each.name}@{each.names()[-1]}"
+    yield from dict.fromkeys(f"{family.name}@{release}" for release in near if release != names[at])
+    for other in FAMILIES.values():
+        if other.name != family.name:
+            yield f"{other.name}@{other.names()[-1]}"

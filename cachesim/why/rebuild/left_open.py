@@ -50,7 +50,7 @@ class OtherPrompts(Rebuilder):
         slots, entries = self.player.held()
         names = {f"slot {n}": rope for n, rope in enumerate(slots)}
         names |= {f"{ENTRY} {n}": rope for n, rope in enumerate(entries)}
-        holders = {(each.holder, each.cache_prompt): each for each in reversed(usual)}
+        holders = {(request.holder, request.cache_prompt): request for request in reversed(usual)}
         for candidate in reversed(holders.values()):
             known, whole = candidate.common, len(candidate.prompt)
             rope = names.get(candidate.holder, Rope())

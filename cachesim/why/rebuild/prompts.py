@@ -116,7 +116,7 @@ class Prompts:
             if equal_characters:
                 equal = nearest(equal, total, len(begin), request.cached)
         equal = min(equal, total)
-        kept = tuple(each for each in before if each[0] < equal_characters and each[1] <= equal)
+        kept = tuple(pair for pair in before if pair[0] < equal_characters and pair[1] <= equal)
         anchors = (*(kept or ((0, 0),)), (equal_characters, equal), (characters, total))
         rope = begin[:equal]
         rope += Rope([(2 * request.number, equal, total)])
@@ -178,4 +178,4 @@ def _starts_of(request: Recorded, anchors: Sequence[Anchor]) -> list[int]:
         before = segment.part
         at += segment.length
     total = anchors[-1][1]
-    return sorted({each for each in found if 0 < each < total})
+    return sorted({start for start in found if 0 < start < total})

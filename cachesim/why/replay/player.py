@@ -120,7 +120,7 @@ class Player:
         frozen += [server.options, memory]
         if server.cache is not None and server.contexts.companion is None:
             frozen += server.cache.entries  # only a companion's failed load changes one
-        shared = {id(each): each for each in frozen}
+        shared = {id(value): value for value in frozen}
         twin.engine, twin.files = deepcopy((self.engine, self.files), shared)
         twin.tickets, twin.submitted = self.tickets.copy(), self.submitted.copy()
         twin.seen = self.seen.copy()

@@ -88,7 +88,7 @@ def counts_of(replay: Replay) -> list[Counts]:
     found no room. With other settings it may end elsewhere.
     """
     found = []
-    for request in (each for each in replay.requests if not each.observed.too_long):
+    for request in (request for request in replay.requests if not request.observed.too_long):
         lengths = request.lengths
         cached, prefilled, prompt = (
             known.value if known.is_sure else None
@@ -116,15 +116,15 @@ def proof_of(counts: Sequence[Counts], played: Mapping[int, Replayed]) -> Proof:
 
     A further completion takes the state of the first one, and its line repeats that one's count.
     """
-    own = [each for each in counts if not each.is_child]
-    met = {each.number for each in own if each.is_met(played.get(each.number))}
-    out = tuple(each for each in own if each.number not in met)
-    proven = tuple(each for each in own if each.number in met)
+    own = [count for count in counts if not count.is_child]
+    met = {count.number for count in own if count.is_met(played.get(count.number))}
+    out = tuple(count for count in own if count.number not in met)
+    proven = tuple(count for count in own if count.number in met)
     return Proof(
-        {each.number: each.prefilled or 0 for each in proven},
+        {count.number: count.prefilled or 0 for count in proven},
         out,
         proven,
-        {each.number: played[each.number] for each in out if each.number in played},
+        {count.number: played[count.number] for count in out if count.number in played},
         children=len(counts) - len(own),
     )
 

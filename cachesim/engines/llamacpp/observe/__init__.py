@@ -123,7 +123,7 @@ def check_integrity(server: ServerContext) -> None:
         _require(
             len(held) <= most, "slot {0.id} holds {1} of {2} checkpoints", slot, len(held), most
         )
-        ends = {each.n_tokens for each in held}
+        ends = {checkpoint.n_tokens for checkpoint in held}
         _require(
             len(ends) == len(held) or not server.rules.checkpoints.supersede_equal,
             "slot {0.id} holds two checkpoints of one length",

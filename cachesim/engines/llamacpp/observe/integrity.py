@@ -96,7 +96,7 @@ def check_calls(context: Context) -> None:
     emptied, states = _parts(tried)
     left = [part for cache in emptied for rows in cache.rows for part in (rows.keys, rows.values)]
     left += [] if states is None else [states.planes.rows]
-    require(not any(rows.any() for each in left for rows in each.values()), "data is not cleared")
+    require(not any(rows.any() for part in left for rows in part.values()), "data is not cleared")
     heads = [head for cache in emptied for head in cache.streams.heads]
     heads += [] if states is None else [states.cells.head, states.cells.used]
     require(not any(heads), "the head of a cleared memory is not its first cell")
@@ -132,11 +132,11 @@ def copied(context: Context) -> Context:
     parts: list[AttentionCache | RecurrentMemory] = [*caches]
     parts += [] if recurrent is None else [recurrent]
     shared: list[object] = [
-        each for part in parts for each in (part.rules, part.shapes, part.sizes)
+        value for part in parts for value in (part.rules, part.shapes, part.sizes)
     ]
     shared += [cache.rotate for cache in caches]
     tried = copy(context)
-    tried.memory = deepcopy(context.memory, {id(each): each for each in shared})
+    tried.memory = deepcopy(context.memory, {id(value): value for value in shared})
     tried.device, tried.all_outputs = {}, False
     return tried
 
@@ -239,14 +239,14 @@ def check_saved(server: ServerContext) -> None:
             )
     texts = [tuple(e.tokens) for e in (server.cache.entries if server.cache is not None else ())]
     for at, text in enumerate(texts):
-        others = [each[: len(text)] for place, each in enumerate(texts) if place != at]
+        others = [other[: len(text)] for place, other in enumerate(texts) if place != at]
         require(text not in others, "an entry is in another one")
 
 
 def _ends(blob: Blob) -> list[tuple[int, int]]:
     """The lowest and the highest position of each list of cells, in its order of saving."""
     lists = [field.positions for field in blob.fields if isinstance(field, CellList)]
-    return [(int(array.min()), int(array.max())) for array in lists if array.size]
+    return [(int(positions.min()), int(positions.max())) for positions in lists if positions.size]
 
 
 # -- states ----------------------------------------------------------------------------------------
@@ -399,8 +399,8 @@ def _try_copy(context: Context, seq: int) -> None:
     alike = all(part.seen(1).equals(other.seen(1)) for part, other in pairs)
     require(alike or logits is None, "a copy that continues changes its source")
     _require_next(context, seq, logits)
-    for number in (dst, seq):
-        context.seq_rm(number, -1, -1)
+    for copied in (dst, seq):
+        context.seq_rm(copied, -1, -1)
     require(context.state_read(stored, seq) is not None, "a state is not restored in its place")
     context.check_integrity()
 

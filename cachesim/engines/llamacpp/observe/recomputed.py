@@ -242,7 +242,7 @@ def _wrong_pieces() -> Iterator[str]:
 
 def _drafted_otherwise() -> Iterator[str]:
     for text, first in chain.from_iterable(
-        ((each, 1), (each, len(each) // 2), (each, len(each))) for each in TEXTS
+        ((text, 1), (text, len(text) // 2), (text, len(text))) for text in TEXTS
     ):
         cache, table = drafter.NgramCache(), dict[tuple[Token, ...], Counter[Token]]()
         for begin, end in ((0, first), (first, len(text)), (len(text), first)):

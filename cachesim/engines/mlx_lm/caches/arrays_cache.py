@@ -211,7 +211,7 @@ class ArraysCache(LayerCache):
         if self.rules.filter_accepts_empty:
             self.cache = [None if array is None else chosen(array, rows) for array in self.cache]
         else:
-            self.cache = [chosen(indexed(each), rows) for each in self.cache]
+            self.cache = [chosen(indexed(array), rows) for array in self.cache]
         if not self.rules.batches_recurrent:
             self.left_padding = None
         # Trap: before #1072 lengths kept the rows that left, and before #1177 left padding did.

@@ -83,7 +83,7 @@ def blank_batch(buffers: Sequence[Array | None], rows: int) -> Array:
     if rows < 0:
         raise UpstreamValueError(f"negative dimensions are not allowed: {rows} rows")
     heads = max(array.shape[1] for array in present)
-    width = max(each.shape[3] for each in present)
+    width = max(array.shape[3] for array in present)
     return np.zeros((len(buffers), heads, rows, width), present[0].dtype)
 
 

@@ -119,7 +119,7 @@ def _packed(state: State, arrays: list[Array], rules: CacheRules) -> State:
         arrays.append(state)
         return {"array": len(arrays) - 1}
     if isinstance(state, list | tuple):
-        return [_packed(each, arrays, rules) for each in state]
+        return [_packed(part, arrays, rules) for part in state]
     if state is None and rules.state_form == "sliced":
         raise UpstreamRuntimeError("None is not an array: a slot was never written")
     return state
@@ -129,7 +129,7 @@ def _unpacked(tree: object, arrays: Sequence[Array]) -> State:
     if isinstance(tree, dict):
         return arrays[tree["array"]]
     if isinstance(tree, list):
-        return [_unpacked(each, arrays) for each in tree]
+        return [_unpacked(part, arrays) for part in tree]
     return tree
 
 

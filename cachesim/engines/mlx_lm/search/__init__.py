@@ -100,7 +100,9 @@ class MlxLaws:
         if before is not None and (lost := self._lost(before, seen)):
             return lost
         unequal = self._equal(seen, keys)
-        return next((Breach(kind="broken invariant", detail=text) for text in unequal), None)
+        return next(
+            (Breach(kind="broken invariant", detail=difference) for difference in unequal), None
+        )
 
     def _held(self) -> list[list[int]]:
         """The keys of the store."""

@@ -164,9 +164,10 @@ class ServerStore:
         """The cache to resume from; the job gets its number of cached tokens and its ledger."""
         self.cache.task = job.ticket
         in_flight = [
-            (get_common_prefix(key, ((*each.prompt, *each.generated))), each) for each in pending
+            (get_common_prefix(key, ((*request.prompt, *request.generated))), request)
+            for request in pending
         ]
-        ahead, other = max(in_flight, key=lambda each: each[0], default=(Count(0), None))
+        ahead, other = max(in_flight, key=lambda pair: pair[0], default=(Count(0), None))
         found = self.cache.fetch(job.model, list(key))
         cached = Count(len(key) - len(found.rest))
         if ahead > found.equal and other is not None:

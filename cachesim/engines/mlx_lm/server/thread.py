@@ -325,7 +325,7 @@ class ResponseGenerator:
     def _load(self, job: Job) -> None:
         """Replace the loaded model, not its entries. Follows `ModelProvider.load`."""
         if job.model != self.loaded:
-            names = [text or "the first" for text in (job.model, self.loaded)]
+            names = [model or "the first" for model in (job.model, self.loaded)]
             self.serving.emit(
                 vocabulary.ModelLoaded(task=job.ticket, model=names[0], before=names[1])
             )

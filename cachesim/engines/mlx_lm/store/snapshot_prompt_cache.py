@@ -48,7 +48,9 @@ def checkpoint_positions(
     last = 0
     # For each multiple the last boundary that is new and not more than half an interval beyond it.
     for multiple in range(rules.interval, length, rules.interval):
-        near = [number for number in within if last < number <= multiple + rules.interval // 2]
+        near = [
+            boundary for boundary in within if last < boundary <= multiple + rules.interval // 2
+        ]
         if near:
             last = max(near)
             positions.add(last)
