@@ -36,24 +36,22 @@ LISTING: Final = ("llama.cpp", "ik_llama.cpp")
 CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 
 
-BEYOND: Final = {
-    "mlx-lm-omlx-2812-state-of-one-array": "prompts beyond 4,096 tokens, with convolutions"
-}
+BEYOND: Final = {"omlx-2812-state-of-one-array": "prompts beyond 4,096 tokens, with convolutions"}
 """Defects that no drawn workload can show, and the reason."""
 
 RARE: Final = {
     "mlx-lm-1494-chunk-cut-short": "by earlier searches",
-    "mlx-lm-omlx-3699-no-boundary-snapshot": "prompts beyond 4,096 tokens",
-    "mlx-lm-turned-ring-hides-a-token": "three chats of certain lengths together",
+    "omlx-3699-no-boundary-snapshot": "prompts beyond 4,096 tokens",
+    "mlx-lm-rotated-ring-hides-the-first-token": "three chats of certain lengths together",
     "sglang-34760-state-beyond-its-node": "two flags, prompts beyond both together",
-    "sglang-34870-pairs": "EAGLE beside windows",
+    "sglang-34870-eagle-window-counted-in-tokens": "EAGLE beside windows",
     "sglang-35694-state-beyond-its-key": "drafts beside two flags",
     "sglang-40680-state-not-written-back": "an inner state evicted under `write_back`",
     "sglang-39436-too-few-states": "six long prompts, few states",
     "sglang-state-of-an-earlier-match": "a match evicted while its request waits",
-    "vllm-44409-taken-before-held": "a store beside a nearly full pool",
+    "vllm-44409-load-overwrites-its-own-hit": "a store beside a nearly full pool",
     "vllm-53505-drafts-beside-a-store": "four flags at once",
-    "vllm-57266-slice-of-no-state": "two flags at once",
+    "vllm-57266-empty-slice-ends-the-engine": "two flags at once",
     "vllm-57266-state-of-another-length": "two flags at once",
     "vllm-57580-withdrawn-before-it-ran": "a block needed in the step that takes the last",
     "vllm-57661-ring-cut-off": "two flags at once",

@@ -48,7 +48,7 @@ LOG: Final = "docs/examples/hybrid.log"
 RECORDED: Final = "docs/examples/recorded.jsonl"
 PAGES: Final = {
     "run": (["run", "llama.cpp-three-requests", "--arithmetic", "ring"], "--report"),
-    "compare": (["compare", "sglang-one-trace", "--rows", "policies"], "--plot"),
+    "compare": (["compare", "sglang-seven-kinds-of-request", "--rows", "policies"], "--plot"),
     "why log": (["why", LOG], "--report"),
     "why recording": (["why", RECORDED], "--report"),
     "tune": (["why", "--tune", LOG], "--report"),

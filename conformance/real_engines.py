@@ -97,7 +97,7 @@ MLX_CLOSELY: Final = ("0.30.6", "0.31.3", "0.32.2")
 """Releases of mlx-lm whose logits and wrong batches are looked at too."""
 
 MLX_FAMILIES: Final = {
-    "qwen3_5": "mlx-lm-1072-convolution-of-padding",
+    "qwen3_5": "mlx-lm-1072-padding-in-the-convolution",
     "granitemoehybrid": "mlx-lm-1908-tokens-lost",
     "mamba2": "mlx-lm-padding-decays-the-state",
     "nemotron_h": "mlx-lm-nemotron-tokens-lost",

@@ -26,6 +26,7 @@ from typing import Any, Final
 from cachesim.report.playground import answer, choices
 from cachesim.report.svg import STYLE
 from cachesim.scenario import load
+from cachesim.scenario.former import FORMER
 from cachesim.scenario.labels import TABLE
 from cachesim.scenario.shipped import shipped_file, shipped_files
 
@@ -100,7 +101,7 @@ OPENINGS: Final = (
     ("Two codes", "llama.cpp-two-codes", "b11549"),
     ("Three requests", "llama.cpp-three-requests", "b11549"),
     ("A lost conversation", "llama.cpp-24143-load-consumes-entry", "b9538"),
-    ("A window one key short", "llama.cpp-window-erodes-by-a-key", "b11549"),
+    ("A window one key short", "llama.cpp-window-loses-a-key-each-trip", "b11549"),
     ("Two agents on one slot", "llama.cpp-22083-two-chats", "b11549"),
 )
 """An example of the page: a title, a scenario, its release."""
@@ -166,6 +167,7 @@ def asked(**question: object) -> dict[str, Any]:
 def shipped(folder: Path) -> Iterator[dict[str, Any]]:
     """Every shipped scenario: its file in a folder, and its search terms."""
     folder.mkdir()
+    former = {now: name for name, now in FORMER.items()}
     for path in shipped_files():
         shutil.copyfile(path, folder / path.name)
         told = load(path)
@@ -173,7 +175,8 @@ def shipped(folder: Path) -> Iterator[dict[str, Any]]:
         short = (
             about if len(about) <= MOST_ABOUT else f"{about[:MOST_ABOUT].rpartition(' ')[0]} ..."
         )
-        yield {"name": path.stem, "engine": told.engine.name, "about": short}
+        row = {"name": path.stem, "engine": told.engine.name, "about": short}
+        yield row | ({"former": former[path.stem]} if path.stem in former else {})
 
 
 def logs(folder: Path) -> Iterator[dict[str, str]]:

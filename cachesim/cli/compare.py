@@ -37,7 +37,7 @@ from cachesim.report.tables import broken, one_scenario
 from cachesim.scenario import full_profile
 from cachesim.scenario.checks import refused_profile
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.shipped import STDIN, shipped_files
+from cachesim.scenario.shipped import STDIN, shipped_under
 from cachesim.verify.verdict import SHOWN
 
 NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")
@@ -107,7 +107,7 @@ def compare_command(
     publish them. It is replayed in order; --turn keeps the arrival times. Limits in bytes, such as
     --cache-ram, need the bytes of a model: --sizes, --gguf or --token-bytes.
 
-    Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
+    Example: cachesim compare llama.cpp-24143-load-consumes-entry-hybrid -p b9538 -p b9538+24143
     """
     if plot is not None and plot.suffix not in {"", ".svg"}:
         raise InputError(f"--plot {plot}: the picture is SVG; write a name that ends in .svg")
@@ -174,7 +174,7 @@ def diff_command(
 ) -> int:
     """Former name of `cachesim compare NAME -p ONE -p OTHER`.
 
-    Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
+    Example: cachesim compare llama.cpp-24143-load-consumes-entry-hybrid -p b9538 -p b9538+24143
     """
     sides = [(named, given or []) for named, given in ((one, set_one), (other, set_other))]
     announce(
@@ -202,8 +202,8 @@ def is_trace(name: str) -> bool:
         return True
     if path.exists():
         return not any(path.rglob("*.toml")) if path.is_dir() else path.suffix != ".toml"
-    shipped = name in {file.stem for file in shipped_files()}
-    return not shipped and path.suffix in {".jsonl", ".json", ".gz", ".zst", ".bz2", ".xz"}
+    packed = {".jsonl", ".json", ".gz", ".zst", ".bz2", ".xz"}
+    return path.suffix in packed and shipped_under(name) is None
 
 
 def _begins_as_toml() -> bool:

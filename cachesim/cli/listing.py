@@ -22,7 +22,7 @@ from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading, Picture
-from cachesim.scenario.shipped import shipped_files
+from cachesim.scenario.shipped import shipped_files, shipped_under
 from cachesim.typed import Json
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ def show_command(
     name: str, *, raw: bool = False, output: str = "text", page: Output | None = None
 ) -> int:
     """Show the item of a name; of a shipped scenario the file, unchanged if raw."""
-    file = next((path for path in shipped_files() if path.stem == name), None)
+    file = shipped_under(name)
     if file is not None:
         text = file.read_text(encoding="utf-8")
         markup = f"<pre>{escape(text)}</pre>"

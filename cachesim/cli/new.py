@@ -17,7 +17,7 @@ from cachesim.files import Output
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.format import NAME_SHAPE
 from cachesim.scenario.readers import nearest
-from cachesim.scenario.shipped import shipped_files
+from cachesim.scenario.shipped import shipped_files, shipped_under
 
 TEMPLATE: Final = """\
 # A scenario: one story of requests to a server, and what is expected of it.
@@ -127,11 +127,12 @@ def drafted(report: str, name: str) -> str:
 
 def copied(source: str, name: str) -> str:
     """A shipped scenario under another name."""
-    files = {file.stem: file for file in shipped_files()}
-    if source not in files:
-        hint = nearest(source, [*files]) or "; `cachesim list` names those there are"
+    file = shipped_under(source)
+    if file is None:
+        known = [path.stem for path in shipped_files()]
+        hint = nearest(source, known) or "; `cachesim list` names those there are"
         raise InputError(f"no shipped scenario is called {source!r}{hint}")
-    text = files[source].read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     return re.sub(r"^name( *)=.*$", rf'name\1= "{name}"', text, count=1, flags=re.MULTILINE)
 
 

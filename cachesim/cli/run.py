@@ -222,7 +222,7 @@ def run_command(
     Without --profile a scenario runs on the profiles that its file lists. With --set the file's
     [[expect]] blocks are ignored.
 
-    Example: cachesim run llama.cpp-24143-hybrid -p b9538 -p b9538+24143
+    Example: cachesim run llama.cpp-24143-load-consumes-entry-hybrid -p b9538 -p b9538+24143
     """
     for flag, given in (("--brief", brief), ("--explain", explain or step), ("--watch", watch)):
         if given and format != "text":

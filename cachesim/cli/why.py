@@ -36,7 +36,7 @@ from cachesim.report.requests import answer, doctor_report
 from cachesim.report.why import request as request_text
 from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
-from cachesim.scenario.shipped import STDIN, shipped_files
+from cachesim.scenario.shipped import STDIN, shipped_under
 from cachesim.typed import check_whole
 from cachesim.why.explain.doctor import doctor_of_dump, doctor_of_log, doctor_of_nothing
 from cachesim.why.explain.live import Live, report_of_dump
@@ -428,9 +428,7 @@ def _is_scenario(name: str) -> bool:
     path = Path(name)
     if name in {"-", STDIN} or path.is_dir():
         return False
-    return path.suffix == ".toml" or (
-        not path.exists() and name in {file.stem for file in shipped_files()}
-    )
+    return path.suffix == ".toml" or (not path.exists() and shipped_under(name) is not None)
 
 
 def on_other_servers(entries: Iterator[dict[str, Any]], servers: int) -> Iterator[dict[str, Any]]:

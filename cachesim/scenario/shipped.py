@@ -31,9 +31,19 @@ def shipped_files() -> list[Path]:
     return [] if folder is None else sorted(folder.rglob("*.toml"), key=lambda path: path.stem)
 
 
+def shipped_under(name: str) -> Path | None:
+    """The file of the shipped scenario that has this name, or once had it; None without one."""
+    from cachesim.scenario.former import FORMER
+
+    name = FORMER.get(name, name)
+    return next((path for path in shipped_files() if path.stem == name), None)
+
+
 def shipped_file(name: str) -> Path:
     """The path of the shipped scenario of that name, in the folder of its engine."""
-    (file,) = (path for path in shipped_files() if path.stem == name)
+    file = shipped_under(name)
+    if file is None:
+        raise ValueError(f"no scenario {name} is shipped")
     return file
 
 
@@ -89,13 +99,13 @@ def sources(name: str) -> list[Source]:
         return files
     if S_ISREG(mode) or S_ISFIFO(mode):  # the latter: a shell's <(command)
         return [Source(name, path)]
-    by_name = {file.stem: file for file in shipped_files()}
     stem = path.name.removesuffix(".toml")
-    if stem in by_name and len(path.parts) == 1:
-        return [Source(stem, by_name[stem])]
+    shipped = shipped_under(stem) if len(path.parts) == 1 else None
+    if shipped is not None:
+        return [Source(shipped.stem, shipped)]
     import difflib
 
-    known = list(by_name)
+    known = [file.stem for file in shipped_files()]
     near = difflib.get_close_matches(stem, known, n=3, cutoff=0.6)
     near += [other for other in known if name.lower() in other.lower() and other not in near][:3]
     hint = f"did you mean {', '.join(near)}?" if near else "`cachesim list` names those shipped"

@@ -191,8 +191,8 @@ def of_words() -> Result:
             "why --worst x a.log", "why --tune missing.log", "list nonsense",
             "list schema nonsense", "completion nonsense", "tune missing.log", "show nonsense",
             "schema nonsense", "hunt nonsense", "replay made:0 -p vllm@0.33.0", "explain nonsense",
-            "diff b9538 nonsense llama.cpp-24143-hybrid",
-            "compare llama.cpp-24143-hybrid -p b9538 -p nonsense",
+            "diff b9538 nonsense llama.cpp-24143-load-consumes-entry-hybrid",
+            "compare llama.cpp-24143-load-consumes-entry-hybrid -p b9538 -p nonsense",
             "run --explain nonsense", "bisect nonsense", "compare nonsense", "check nonsense",
             "check llama.cpp@b11549 --model nonsense", "check --prove nonsense",
             "check --prove llama.cpp",
@@ -201,9 +201,9 @@ def of_words() -> Result:
             "record --upstream nonsense://x", "record --upstream http://127.0.0.1:1 --listen x",
             "real nonsense", "real llama.cpp --release b1", "real vllm --release 9",
             "real mlx-lm --release 9", "real sglang --release 9", "real gguf nonsense -o x.gguf",
-            "run llama.cpp-24143-hybrid -p nonsense", "run llama.cpp-24143-hybrid --set nonsense=1",
-            "run llama.cpp-24143-hybrid --format nonsense", "real vectors missing.jsonl",
-            "run llama.cpp-24143-hybrid --report missing/folder/r.html",
+            "run llama.cpp-two-codes -p nonsense", "run llama.cpp-two-codes --set nonsense=1",
+            "run llama.cpp-two-codes --format nonsense", "real vectors missing.jsonl",
+            "run llama.cpp-two-codes --report missing/folder/r.html",
         ):  # fmt: skip
             place.try_(Case(words=line.split(), form="wrong", statuses=WRONG))
     return result

@@ -321,9 +321,10 @@ async function openText(text, { name = null, wanted = null, arithmetic = "float"
 }
 
 async function openShipped(name, wanted = null) {
-  if (!shipped.some((each) => each.name === name)) throw new LinkError(`there is no shipped scenario “${name.slice(0, 80)}”`);
-  const reply = await file(`scenarios/${name}.toml`);
-  await openText(await reply.text(), { name, wanted });
+  const known = shipped.find((each) => each.name === name || each.former === name);
+  if (!known) throw new LinkError(`there is no shipped scenario “${name.slice(0, 80)}”`);
+  const reply = await file(`scenarios/${known.name}.toml`);
+  await openText(await reply.text(), { name: known.name, wanted });
 }
 
 const LOG = 60000000; // bytes of a log that are read here
@@ -505,7 +506,7 @@ async function begin() {
     return;
   }
   for (const each of openings) if (each.kept) kept[each.title] = each.kept;
-  for (const each of shipped) each.text = `${each.name} ${each.about} ${each.engine}`.toLowerCase();
+  for (const each of shipped) each.text = `${each.name} ${each.former || ""} ${each.about} ${each.engine}`.toLowerCase();
   player = new Player(() => Promise.resolve(null));
   byId("openings").append(...openings.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => open(each.form, { expects: each.expect, title: each.title, name: each.form.name }) }, each.title)), ...logs.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => openExample(each.name).catch(refused) }, each.title)));
   search();

@@ -17,7 +17,7 @@ from cachesim.typed import there_is
 from tests.fixtures import Capture, Patch, complaint, output
 
 STALE = "llama.cpp-three-requests"
-MLX = "mlx-lm-1495-fifo"
+MLX = "mlx-lm-1495-hit-does-not-refresh"
 
 
 def as_json(command: str, capsys: Capture) -> Any:
@@ -26,19 +26,23 @@ def as_json(command: str, capsys: Capture) -> Any:
 
 
 def test_of_several_scenarios_each_is_played_on_profiles_of_its_own_engine(capsys: Capture) -> None:
-    jobs = jobs_of([STALE, MLX, "llama.cpp-24143-hybrid"], ["b9538", "mlx-lm@0.32.2"], None)
+    jobs = jobs_of(
+        [STALE, MLX, "llama.cpp-24143-load-consumes-entry-hybrid"], ["b9538", "mlx-lm@0.32.2"], None
+    )
 
     assert [
         (STALE, "llama.cpp@b9538"),
         (MLX, "mlx-lm@0.32.2"),
-        ("llama.cpp-24143-hybrid", "llama.cpp@b9538"),
+        ("llama.cpp-24143-load-consumes-entry-hybrid", "llama.cpp@b9538"),
     ] == [(job.scenario.name, str(job.profile)) for job in jobs]
     jobs_of([STALE, MLX], ["b9538"], None)
     assert "1 of 2 scenarios are for other engines: left out" in capsys.readouterr().err
 
 
 def test_many_runs_are_counted_by_engine_and_class(capsys: Capture) -> None:
-    command = f"run {STALE} llama.cpp-24143-hybrid {MLX} --arithmetic ring --brief"
+    command = (
+        f"run {STALE} llama.cpp-24143-load-consumes-entry-hybrid {MLX} --arithmetic ring --brief"
+    )
 
     shown = [line.split() for line in output(capsys, command.split()).splitlines()]
     assert [
@@ -142,13 +146,13 @@ def test_what_is_no_flag_is_refused(text: str) -> None:
 def test_a_string_needs_no_quotes_and_a_number_must_be_one(
     text: str, words: str, capsys: Capture
 ) -> None:
-    name = "vllm-29387-same-step"
+    name = "vllm-29387-same-prompt-in-one-step"
     assert (2 if words else 1) == main(["run", name, "--set", text])  # 1: its wrong answer
     assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_so_many_processes_give_the_same(capsys: Capture) -> None:
-    names = f"{STALE} llama.cpp-24143-hybrid"
+    names = f"{STALE} llama.cpp-24143-load-consumes-entry-hybrid"
 
     assert as_json(f"run {names} --jobs 1", capsys) == as_json(f"run {names} --jobs 2", capsys)
 

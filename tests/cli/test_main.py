@@ -134,7 +134,9 @@ def test_without_verification_answers_are_null(capsys: Capture) -> None:
 
 
 def test_the_reasons_add_up(capsys: Capture) -> None:
-    for run in as_json("run llama.cpp-24143-hybrid llama.cpp-28302-thinning", capsys)["runs"]:
+    for run in as_json(
+        "run llama.cpp-24143-load-consumes-entry-hybrid llama.cpp-28302-checkpoints-thinned", capsys
+    )["runs"]:
         for step in run["steps"]:
             lost = sum(each["from"] - each["to"] for each in step["why"])
             assert step["explanation"]["equal"] - step["cached"] == lost
@@ -144,7 +146,7 @@ def test_the_reasons_add_up(capsys: Capture) -> None:
 def test_many_scenarios_in_several_processes_come_in_the_order_asked_for(capsys: Capture) -> None:
     names = [f"llama.cpp-{each}" for each in (
         "three-requests-dense", "26191-f-keep", "22083-two-chats", "28139-pinned-to-empty",
-        "25070-room-evicts-the-needed", "context-limit", "24143-load-consumes-entry",
+        "25070-evicts-the-entry-it-needs", "context-limit", "24143-load-consumes-entry",
     )]  # fmt: skip
 
     runs = as_json(" ".join(["run", *names]), capsys)["runs"]
@@ -183,7 +185,19 @@ def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
     profiles = ["b9538", "b9538+24143"]
     monkeypatch.setenv("COLUMNS", "200")
 
-    assert main(["compare", "llama.cpp-24143-hybrid", "-p", profiles[0], "-p", profiles[1]]) == 1
+    assert (
+        main(
+            [
+                "compare",
+                "llama.cpp-24143-load-consumes-entry-hybrid",
+                "-p",
+                profiles[0],
+                "-p",
+                profiles[1],
+            ]
+        )
+        == 1
+    )
 
     out = spoken(capsys)[0]
     assert "2 of 4 requests differ; the first is C" in out

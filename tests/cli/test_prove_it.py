@@ -44,7 +44,11 @@ def test_a_release_that_the_file_does_not_list_is_named(capsys: Capture) -> None
         ("llama.cpp-pinned-busy-slot",),  # the clock decides what the real server holds then
         (THREE, "--seed", "3"),  # the file has other tokens
         (THREE, "--set", "ctx_checkpoints=8"),  # the file has other flags
-        ("llama.cpp-window-one-beyond", "-p", "b9538+24411"),  # no wheel has the patch
+        (
+            "llama.cpp-window-checkpoint-one-token-beyond",
+            "-p",
+            "b9538+24411",
+        ),  # no wheel has the patch
     ],
 )
 def test_no_proof_is_printed_that_would_prove_nothing(

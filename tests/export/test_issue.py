@@ -33,7 +33,7 @@ def test_a_report_has_the_headings_of_the_projects_form(name: str, heading: str)
 
 
 def test_a_report_repeats_the_requests_as_curl() -> None:
-    text = issue_of(case("llama.cpp-24143-hybrid"))
+    text = issue_of(case("llama.cpp-24143-load-consumes-entry-hybrid"))
 
     assert re.search(r"^S=\$\(span \d+ 500\)$", text, re.MULTILINE)
     assert 'localhost:8080/completion -d "{\\"prompt\\": [$S, $a]' in text
@@ -41,7 +41,7 @@ def test_a_report_repeats_the_requests_as_curl() -> None:
 
 def test_a_release_with_a_change_laid_over_it_is_not_accused() -> None:
     with pytest.raises(Exception, match="a report names a release"):
-        issue_of(case("vllm-29387-same-step"))
+        issue_of(case("vllm-29387-same-prompt-in-one-step"))
 
 
 def test_a_release_that_does_as_expected_is_not_accused() -> None:

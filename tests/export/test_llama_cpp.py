@@ -45,7 +45,11 @@ def test_a_release_without_the_defect_gets_a_test_that_passes() -> None:
     assert pytest_of(on["b11549"]) == pytest_of(on["b10809"])
 
 
-NAMES = ("llama.cpp-two-codes", "llama.cpp-24143-hybrid", "llama.cpp-three-requests-window")
+NAMES = (
+    "llama.cpp-two-codes",
+    "llama.cpp-24143-load-consumes-entry-hybrid",
+    "llama.cpp-three-requests-window",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

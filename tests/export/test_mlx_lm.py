@@ -26,7 +26,7 @@ def test_a_store_is_asked_as_the_server_asks_it() -> None:
 
 def test_chats_are_not_for_the_classes() -> None:
     with pytest.raises(Exception, match="renders and cuts its chats"):
-        unittest_of(case("mlx-lm-1035-ring-merge"))
+        unittest_of(case("mlx-lm-1035-merged-ring-ends-the-worker"))
 
 
 @pytest.mark.wheel

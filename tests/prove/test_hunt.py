@@ -206,7 +206,9 @@ def test_a_server_that_ends_has_no_cold_one_beside_it() -> None:
 
 
 def test_adapters_have_files_and_strengths_are_the_cold_servers_too() -> None:
-    lines = list(commands(load(shipped_file("llama.cpp-26207-hot-swap")), "b11549", 2))
+    lines = list(
+        commands(load(shipped_file("llama.cpp-26207-adapter-switched-off-live")), "b11549", 2)
+    )
     names = [line.split()[5] for line in lines if "--adapter" in line]
 
     assert names

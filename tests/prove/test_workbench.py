@@ -114,7 +114,7 @@ def test_findings_of_servers_that_answer_here_are_proven(engine: str) -> None:
 
 @pytest.mark.usefixtures("_alone")
 def test_a_wheel_prints_no_command_that_takes_the_workbench() -> None:
-    name = "ik_llama.cpp-2105-one-token-then-again"
+    name = "ik_llama.cpp-2105-last-token-in-the-state-twice"
     [(_, scenario)] = load_all([name])
 
     assert "" == proof_command(scenario, full_profile("ik_llama.cpp", "8337e4cd3"), name)

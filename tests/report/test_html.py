@@ -134,7 +134,7 @@ def test_equal_parts_are_written_once() -> None:
 
 
 def test_a_step_that_was_not_run_has_no_count_of_tokens() -> None:
-    text = page(runs_of("sglang-34870-pairs"))
+    text = page(runs_of("sglang-34870-eagle-window-counted-in-tokens"))
 
     assert '<td class="n">-</td><td class="n">-</td><td><code></code></td><td>not-run</td>' in text
 

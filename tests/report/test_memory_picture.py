@@ -23,7 +23,7 @@ from tests.report.hostile import hostile_runs
 
 THREE = "llama.cpp-three-requests"
 TREES = (
-    ("sglang-24221-later-state", "sglang@0.5.9"),
+    ("sglang-24221-state-one-chunk-later", "sglang@0.5.9"),
     ("sglang-31486-window-slots-gone", "sglang@0.5.9"),
     ("sglang-29204-window-not-written-back", "sglang@0.5.23"),
     ("mlx-lm-1006-shared-system-prompt", "mlx-lm@0.31.1-main"),
@@ -77,7 +77,12 @@ def test_an_arrow_runs_from_the_maker_of_a_checkpoint_to_the_one_that_restored_i
 
 def test_no_arrow_leads_to_a_slot_that_was_reset_after_it_restored_a_checkpoint() -> None:
     reset, kept = (
-        story(watched("ik_llama.cpp-1889-reset-site", f"ik_llama.cpp@d2da6da05{patch}"))
+        story(
+            watched(
+                "ik_llama.cpp-1889-refused-trim-empties-both-contexts",
+                f"ik_llama.cpp@d2da6da05{patch}",
+            )
+        )
         for patch in ("", "+1889")
     )
 
@@ -143,7 +148,9 @@ def test_every_node_begins_where_its_parent_ends_in_every_tree() -> None:
 
 
 def test_a_state_that_has_folded_in_too_much_is_crossed_out_on_its_node() -> None:
-    picture = there_is(after(watched("sglang-24221-later-state", "sglang@0.5.9+24221"), 0))
+    picture = there_is(
+        after(watched("sglang-24221-state-one-chunk-later", "sglang@0.5.9+24221"), 0)
+    )
 
     assert nodes_of(picture)[0] == ("node 1, under the root", 0, 64, "wrong")
     folded = next(row for row in picture.rows if row.label == "its state has processed")
@@ -171,7 +178,7 @@ def test_a_window_is_a_strip_at_the_foot_of_its_node_and_hatched_where_it_is_gon
 
 
 def test_in_text_lines_join_a_node_to_its_parent() -> None:
-    run = watched("sglang-24221-later-state", "sglang@0.5.9+24221")
+    run = watched("sglang-24221-state-one-chunk-later", "sglang@0.5.9+24221")
     picture = there_is(after(run, 1))
 
     lines = rows(picture)
@@ -187,7 +194,7 @@ def test_in_text_lines_join_a_node_to_its_parent() -> None:
 
 
 def test_a_window_that_lacks_a_key_shows_a_hole() -> None:
-    run = watched("llama.cpp-window-erodes-by-a-key", "llama.cpp@b11549")
+    run = watched("llama.cpp-window-loses-a-key-each-trip", "llama.cpp@b11549")
     assert run.detail is not None
     looks = {
         bar.kind
@@ -204,8 +211,8 @@ def test_every_engine_is_drawn_and_every_drawing_is_xml_that_fetches_nothing() -
     for name, profile in (
         (THREE, "llama.cpp@b11549"),
         ("vllm-39273-plain-step-after-drafts", "vllm@0.33.0"),
-        ("sglang-24221-later-state", "sglang@0.5.9"),
-        ("ik_llama.cpp-1079-reasoning-counts", "ik_llama.cpp@d2da6da05"),
+        ("sglang-24221-state-one-chunk-later", "sglang@0.5.9"),
+        ("ik_llama.cpp-1079-cache-search-empties-the-slot", "ik_llama.cpp@d2da6da05"),
     ):
         picture = story(watched(name, profile))
         text = standalone(picture)
@@ -331,7 +338,7 @@ def test_cached_blocks_are_drawn_as_chains_of_hashes_that_fork_where_prompts_do(
 
 
 def test_a_chain_without_its_beginning_names_the_hash_that_is_missing() -> None:
-    picture = story(watched("vllm-48435-window-tails-first", "vllm@0.33.0"))
+    picture = story(watched("vllm-48435-window-blocks-evicted-first", "vllm@0.33.0"))
     cut = [row for row in picture.rows if "not cached" in row.label]
 
     assert "#4 → #5 → #6, parent #3 not cached" == cut[0].label
@@ -339,7 +346,7 @@ def test_a_chain_without_its_beginning_names_the_hash_that_is_missing() -> None:
 
 
 def test_a_block_of_tokens_that_were_not_watched_is_drawn() -> None:
-    rows = story(watched("vllm-55600-wrong-unit", "vllm@0.30.0")).rows
+    rows = story(watched("vllm-55600-state-of-another-entry", "vllm@0.30.0")).rows
 
     assert any(row.branch is not None and row.branch.stem for row in rows)
 

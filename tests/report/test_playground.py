@@ -91,8 +91,8 @@ def test_a_request_is_stepped_through_with_the_rule_where_it_decides() -> None:
 
 def test_a_file_is_opened_as_a_form_where_the_form_has_a_place_for_all_of_it() -> None:
     three = question(do="open", text=text_of("llama.cpp-three-requests"))
-    window = question(do="open", text=text_of("llama.cpp-window-erodes-by-a-key"))
-    chat = question(do="open", text=text_of("ik_llama.cpp-1689-no-rewind"))
+    window = question(do="open", text=text_of("llama.cpp-window-loses-a-key-each-trip"))
+    chat = question(do="open", text=text_of("ik_llama.cpp-1689-checkpoints-not-applied"))
 
     assert "llama.cpp@b11549" == three["profile"]
     assert [("hello", 5), ("S", 20), ("b", 20), ("c", 20)] == [

@@ -19,11 +19,12 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 PAGES = {
     "first-screen": "run llama.cpp-two-codes",
     "consumed-entry": "run llama.cpp-24143-load-consumes-entry",
-    "stale-neighbour": "run llama.cpp-stale-neighbour-hybrid --arithmetic ring",
-    "window": "run --explain llama.cpp-24411-window-beyond --profile b9538",
+    "stale-neighbour": "run llama.cpp-erasure-off-by-one-hybrid --arithmetic ring",
+    "window": "run --explain llama.cpp-24411-checkpoint-beyond-divergence --profile b9538",
     "refused": "run llama.cpp-context-limit --arithmetic ring --profile b9538",
     "explain": "run --explain llama.cpp-three-requests --profile b11549",
-    "diff": "compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143 --arithmetic ring",
+    "diff": "compare llama.cpp-24143-load-consumes-entry-hybrid -p b9538 -p b9538+24143"
+    " --arithmetic ring",
     "many": "run llama.cpp-three-requests-dense llama.cpp-26191-f-keep --arithmetic ring",
     "list-presets": "list presets",
     "show-patch": "list erase-equal",

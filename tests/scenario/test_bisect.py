@@ -13,21 +13,24 @@ from tests.fixtures import Capture, complaint, output
 from tests.why.test_replay import servers_of
 
 THREADS = {
-    "llama.cpp-21510-start-refused": [("b8929", "good", "21510")],
+    "llama.cpp-21510-checkpoint-at-position-0-refused": [("b8929", "good", "21510")],
     "llama.cpp-22288-swa-full-same-window": [("b8929", "good", "22288")],
-    "llama.cpp-22534-refused-removal": [("b9294", "good", "23280")],
+    "llama.cpp-22534-same-prompt-refused-cut": [("b9294", "good", "23280")],
     "llama.cpp-24110-live-state-unused": [("b9294", "bad", "23280"), ("b9538", "good", "24110")],
     "llama.cpp-22929-message-boundaries": [("b9538", "bad", "22929"), ("b9873", "good", "24176")],
     "llama.cpp-24411-first-turn-again": [("b9713", "good", "24411")],
-    "llama.cpp-24190-idle-and-busy": [("b9713", "good", "24190")],
-    "llama.cpp-24746-pinned-passes-the-cache": [("b9873", "good", "24755")],
-    "llama.cpp-25070-room-evicts-the-needed": [("b10068", "bad", "25070")],
+    "llama.cpp-24190-two-requests-of-one-chat": [("b9713", "good", "24190")],
+    "llama.cpp-24746-pinned-bypasses-the-cache": [("b9873", "good", "24755")],
+    "llama.cpp-25070-evicts-the-entry-it-needs": [("b10068", "bad", "25070")],
     "llama.cpp-shift-old-checkpoints": [("b10068", "good", "25649")],
     "llama.cpp-28302-erased-when-made": [("b11063", "good", "28302")],
     "llama.cpp-25913-restore-gives-no-reuse": [("b11549", "good", "25913")],
     "mlx-lm-738-second-turn-in-a-window": [("0.30.4", "good", "738")],
-    "mlx-lm-754-rows-without-keys": [("0.30.4", "good", "755")],
-    "mlx-lm-842-fresh-beside-stored": [("0.30.4", "bad", "690"), ("0.30.6", "good", "842")],
+    "mlx-lm-754-fresh-request-beside-a-stored-one": [("0.30.4", "good", "755")],
+    "mlx-lm-842-fresh-request-beside-a-stored-one": [
+        ("0.30.4", "bad", "690"),
+        ("0.30.6", "good", "842"),
+    ],
 }
 """Scenario -> the release, what it became, and the pull request that the report's thread names."""
 

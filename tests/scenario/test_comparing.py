@@ -36,7 +36,7 @@ from tests.fixtures import Capture, Patch, output
 
 POLICIES: Final = policies()
 HYBRID: Final = Model(preset="hybrid")
-TRACE: Final = load(shipped_file("sglang-one-trace"))
+TRACE: Final = load(shipped_file("sglang-seven-kinds-of-request"))
 
 MEASURED: Final = (
     (0, 199, 203, 150, 150, 199, 256),  # the bound: Marconi's artifact keeps a reply's last token
@@ -82,12 +82,12 @@ def test_every_policy_reuses_what_was_measured() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "sglang-one-trace",
-        "llama.cpp-21099-list-too-short",  # checkpoints win back what a refused cut lost
+        "sglang-seven-kinds-of-request",
+        "llama.cpp-21099-too-few-checkpoints",  # checkpoints win back what a refused cut lost
         "llama.cpp-25953-checkpoints-beyond-the-limit",  # some rows refuse what others answer
         "llama.cpp-cancel-and-retry",  # what a cancelled request computed is reused
         "mlx-lm-1215-exact-hit",  # the first row knows more requests than another one
-        "sglang-pairs-page-given-back",  # more is granted than was equal
+        "sglang-eagle-page-freed-too-early",  # more is granted than was equal
     ],
 )
 def test_what_was_lost_adds_up_to_a_bound_that_no_row_beats(name: str) -> None:
@@ -186,7 +186,7 @@ def test_all_engines_are_rows_and_what_cannot_be_played_says_why() -> None:
 
 
 def test_the_command_prints_json_and_a_row_of_ones_own(capsys: Capture) -> None:
-    words = ["compare", "sglang-one-trace", "--row", "sglang@0.5.23,page_size=64"]
+    words = ["compare", "sglang-seven-kinds-of-request", "--row", "sglang@0.5.23,page_size=64"]
 
     told = json.loads(output(capsys, [*words, "--arithmetic", "counts", "--format", "json"]))
 
@@ -203,7 +203,9 @@ def test_a_row_may_name_a_release_alone_as_a_profile_may(capsys: Capture) -> Non
 def test_the_command_draws_a_picture(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "compared.svg"
 
-    assert 0 == main(["compare", "sglang-one-trace", "--arithmetic", "counts", "--plot", str(file)])
+    assert 0 == main(
+        ["compare", "sglang-seven-kinds-of-request", "--arithmetic", "counts", "--plot", str(file)]
+    )
 
     drawn = file.read_text()
     assert "sglang@0.5.23" in drawn
@@ -212,7 +214,9 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_the_table_fits_into_eighty_columns(capsys: Capture) -> None:
-    lines = output(capsys, ["compare", "sglang-one-trace", "--arithmetic", "counts"]).splitlines()
+    lines = output(
+        capsys, ["compare", "sglang-seven-kinds-of-request", "--arithmetic", "counts"]
+    ).splitlines()
     assert any("against the bound" in line for line in lines)
     assert max(map(len, lines)) <= 80
 
@@ -288,7 +292,12 @@ def test_a_scenario_is_compared_as_it_is_run(name: str) -> None:
         assert answered == list(row.cached)
 
 
-RESET: Final = ["compare", "ik_llama.cpp-1889-reset-site", "--arithmetic", "counts"]
+RESET: Final = [
+    "compare",
+    "ik_llama.cpp-1889-refused-trim-empties-both-contexts",
+    "--arithmetic",
+    "counts",
+]
 REFUSING: Final = ["-p", "d2da6da05", "-p", "d2da6da05+1889"]
 
 

@@ -132,8 +132,8 @@ def test_a_window_tells_its_cells_apart_from_those_of_full_attention() -> None:
 @pytest.mark.parametrize(
     ("name", "profile"),
     [
-        ("ik_llama.cpp-1888-one-token-too-far", "d2da6da05"),
-        ("mlx-lm-1006-sequential", "0.31.3"),
+        ("ik_llama.cpp-1888-checkpoint-one-token-too-far", "d2da6da05"),
+        ("mlx-lm-1006-seeded-requests-keep-no-state", "0.31.3"),
         ("llama.cpp-context-limit", "b9538"),
     ],
 )
@@ -196,7 +196,9 @@ def test_who_watches_a_long_run_sees_its_beginning(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_answer_under_adapters_is_held_against_a_cold_run_under_the_same() -> None:
-    steps = played("llama.cpp-26207-from-ram", "b11549", arithmetic="ring")["steps"]
+    steps = played("llama.cpp-26207-adapter-unknown-to-prompt-cache", "b11549", arithmetic="ring")[
+        "steps"
+    ]
 
     assert {"same", "diverged"} == {step["answer"] for step in steps}
     for step in steps:

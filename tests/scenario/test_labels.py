@@ -48,7 +48,7 @@ def test_what_was_not_played_is_source_only() -> None:
 
 
 def test_a_right_answer_that_a_scenario_shows_is_as_on_the_real_engine() -> None:
-    rewind = load(shipped_file("ik_llama.cpp-1889-later-rewind"))
+    rewind = load(shipped_file("ik_llama.cpp-1889-later-release-rewind-loses-all"))
     release = Profile("ik_llama.cpp", "8337e4cd3")
     other = replace(rewind, engine=replace(rewind.engine, options={"companion": "attn"}))
 

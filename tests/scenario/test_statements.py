@@ -107,12 +107,12 @@ def test_hangs_aborts_and_refusals_are_three_things() -> None:
     fates = {
         name: {step.finding.fate for step in played(name, profile).steps}
         for name, profile in (
-            ("llama.cpp-pinned-turns-for-ever", "b11549"),
+            ("llama.cpp-pinned-loops-forever", "b11549"),
             ("llama.cpp-pinned-ends-the-process", "b11549"),
             ("llama.cpp-context-limit", "b9538"),
         )
     }
-    assert "hung" in fates["llama.cpp-pinned-turns-for-ever"]
+    assert "hung" in fates["llama.cpp-pinned-loops-forever"]
     assert "aborted" in fates["llama.cpp-pinned-ends-the-process"]
     assert "refused" in fates["llama.cpp-context-limit"]
 
@@ -157,7 +157,7 @@ def test_a_slot_that_cannot_be_restored_is_not_as_expected() -> None:
     [
         (("b9538", "b11549+erase-equal"), "llama.cpp-three-requests",
          ("checkpoint 1[0..0] stays", "checkpoint 1[0..0] is erased")),
-        (("b9093", "b9538"), "llama.cpp-window-one-beyond",
+        (("b9093", "b9538"), "llama.cpp-window-checkpoint-one-token-beyond",
          ("nothing of the kind", "checkpoint 36[0..35] is saved")),
     ],
 )  # fmt: skip
@@ -174,7 +174,10 @@ def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
 
 
 def test_only_a_step_that_was_run_names_a_release_where_it_goes_better() -> None:
-    runs = [played("sglang-34870-pairs", each) for each in ("0.5.23+no-34870", "0.5.23")]
+    runs = [
+        played("sglang-34870-eagle-window-counted-in-tokens", each)
+        for each in ("0.5.23+no-34870", "0.5.23")
+    ]
     ended, _ = side_by_side(runs)
     better = [[fact.sentence for fact in s.facts if fact.word == "but with"] for s in ended.steps]
 

@@ -77,7 +77,7 @@ def test_a_wrong_answer_is_told_by_the_patch_that_it_needs(found: Survey) -> Non
     ("name", "patch"),
     [
         ("llama.cpp-three-requests", "erase-equal"),
-        ("llama.cpp-window-erodes-by-a-key", "resume-behind"),
+        ("llama.cpp-window-loses-a-key-each-trip", "resume-behind"),
         ("llama.cpp-24411-first-turn-again", "24411"),
     ],
 )

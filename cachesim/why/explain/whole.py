@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.packed import HEAD_BYTES, unpacked
-from cachesim.scenario.shipped import shipped_files
+from cachesim.scenario.shipped import shipped_under
 from cachesim.why.explain.likely_flags import MOST_PLAYED, with_likeliest_flags
 from cachesim.why.explain.report import States, report_of, request_entry
 from cachesim.why.infer.evidence import common_with_holder, lengths_of
@@ -198,7 +198,7 @@ def open_log(name: str) -> tuple[str, BinaryIO]:
         return name, unpacked(name, file, file.peek(HEAD_BYTES))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror or error}"
-        if any(name == shipped_file.stem for shipped_file in shipped_files()):
+        if shipped_under(name) is not None:
             msg = f"{name}: is a scenario, not a log; cachesim run {name} explains its misses"
         raise InputError(msg) from None
 

@@ -39,14 +39,14 @@ from conformance.claims.played import all_profiles, play
 from conformance.claims.watched import Computed, Watch
 
 SAMPLE: Final = (
-    "llama.cpp-26207-from-ram",
+    "llama.cpp-26207-adapter-unknown-to-prompt-cache",
     "llama.cpp-three-requests",
     "llama.cpp-24143-load-consumes-entry",
-    "llama.cpp-window-one-beyond",
+    "llama.cpp-window-checkpoint-one-token-beyond",
     "llama.cpp-22083-two-chats",
     "llama.cpp-28998-model-swap",
     "mlx-lm-1736-padding-in-the-state",
-    "ik_llama.cpp-1888-one-token-too-far",
+    "ik_llama.cpp-1888-checkpoint-one-token-too-far",
 )
 
 
@@ -254,6 +254,7 @@ def _refused_though_deep_enough(patch: pytest.MonkeyPatch) -> None:
 
 
 THREE, LOADED = "llama.cpp-three-requests", "llama.cpp-24143-load-consumes-entry"
+BEYOND = "llama.cpp-24411-checkpoint-beyond-divergence"
 PADDED = "mlx-lm-1736-padding-in-the-state"
 
 LIES: Final = (
@@ -264,12 +265,12 @@ LIES: Final = (
     Lie("the token came from another step", THREE, "because",
         changed(runner, "origin", lambda _: lambda *_: "step B, b")),
     Lie("the released rule is printed for a patch", THREE, "erased", _released_rule),
-    Lie("a checkpoint is cut one token too far up", "llama.cpp-24797-labels-for-contents", "cut",
+    Lie("a checkpoint is cut one token too far up", "llama.cpp-24797-checkpoints-relabelled", "cut",
         _cut_one_token_further),
     Lie("somebody else made the checkpoint", THREE, "made by", _first_maker),
     Lie("the next token there is the one here", THREE, "parting", _what_followed_anywhere),
     Lie("the threshold is one too high", THREE, "depth", _threshold_off_by_one),
-    Lie("memory that is deep enough is refused", "llama.cpp-24411-window-beyond", "depth",
+    Lie("memory that is deep enough is refused", BEYOND, "depth",
         _refused_though_deep_enough),
     Lie("what was kept shares one token more", THREE, "kept by",
         changed(statements, "checkpoint_facts", reworded("no tokens in", "only 1 token in"))),
@@ -294,7 +295,7 @@ KINDS: Final = {
     "ideal": LOADED,
     "consumed": LOADED,
     "gone": "llama.cpp-22083-two-chats",
-    "together": "vllm-29387-same-step",
+    "together": "vllm-29387-same-prompt-in-one-step",
     "wrong": THREE,
     "leak": "llama.cpp-leaked-code",
     "because": THREE,
@@ -383,17 +384,17 @@ def account(step: Step, **fields: Any) -> Step:
 
 
 MEMORIES: Final = {
-    "llama.cpp-window-one-beyond": "holds nothing at position",
-    "vllm-43559-one-block-more": "holds nothing at position",
+    "llama.cpp-window-checkpoint-one-token-beyond": "holds nothing at position",
+    "vllm-43559-one-block-too-many": "holds nothing at position",
     "llama.cpp-three-requests-window": "at position 0, where this request has",
     "llama.cpp-5420-repeated-prompt": "tokens too many",
     "mlx-lm-draft-window-crossed": "is correct for 1021 tokens, then 3 tokens too many",
     "mlx-lm-draft-last-token-unfed": "is correct for 19 tokens, then 1 token missing",
-    "mlx-lm-1035-ring-merge": "has an empty row at position",
-    "ik_llama.cpp-1689-no-rewind": "tokens too many",
+    "mlx-lm-1035-merged-ring-ends-the-worker": "has an empty row at position",
+    "ik_llama.cpp-1689-checkpoints-not-applied": "tokens too many",
     "mlx-lm-1908-tokens-lost": "tokens missing",
-    "mlx-lm-1072-convolution-of-padding": "padding tokens too many",
-    "llama.cpp-stale-neighbour": "; token ",
+    "mlx-lm-1072-padding-in-the-convolution": "padding tokens too many",
+    "llama.cpp-erasure-off-by-one": "; token ",
     "llama.cpp-three-requests": "starts with token",
 }
 """Sentences on cells and rows, in all forms."""
@@ -466,16 +467,19 @@ def test_a_sentence_about_a_cell_is_held_against_the_cells(
 
 
 CAUSED: Final = {
-    "llama.cpp-22534-refused-removal", "llama.cpp-26893-parked-for-nothing",
+    "llama.cpp-22534-same-prompt-refused-cut", "llama.cpp-26893-reranked-saved-never-loaded",
     "vllm-51771-three-groups-and-a-drafter", "sglang-39436-too-few-states",
     "mlx-lm-929-no-snapshot-below-8192", "llama.cpp-28139-prefix-hides-entry",
-    "vllm-store-one-block-more", "llama.cpp-12160-second-removal", "sglang-34870-pairs",
-    "sglang-27586-stale-window-map", "ik_llama.cpp-1889-c4-strict-tail",
-    "mlx-lm-137-any-difference", "llama.cpp-26207-from-ram", "llama.cpp-28139-pinned-to-empty",
-    "llama.cpp-25070-room-evicts-the-needed", "mlx-lm-1078-immediate-prefix-kept",
-    "llama.cpp-26191-f-keep", "llama.cpp-24190-idle-and-busy", "vllm-48195-longest-group",
-    "vllm-43559-one-block-more", "ik_llama.cpp-1079-reasoning-counts",
-    "ik_llama.cpp-1294-similar-but-useless",
+    "vllm-store-load-one-block-short", "sglang-34870-eagle-window-counted-in-tokens",
+    "llama.cpp-12160-second-removal-drops-kept-chunks",
+    "sglang-27586-stale-window-map", "ik_llama.cpp-1889-draft-context-refuses-loaded-chat",
+    "mlx-lm-137-all-or-nothing-match", "llama.cpp-26207-adapter-unknown-to-prompt-cache",
+    "llama.cpp-28139-pinned-to-empty",
+    "llama.cpp-25070-evicts-the-entry-it-needs", "mlx-lm-1078-immediate-prefix-kept",
+    "llama.cpp-26191-f-keep", "llama.cpp-24190-two-requests-of-one-chat",
+    "vllm-48195-longest-group",
+    "vllm-43559-one-block-too-many", "ik_llama.cpp-1079-cache-search-empties-the-slot",
+    "ik_llama.cpp-1294-loaded-entry-cannot-be-cut",
 }  # fmt: skip
 """Scenarios in which 40 causes have a part."""
 

@@ -22,7 +22,7 @@ from conformance.real.ik_llama.binary import BinaryError, Server, arguments
 from conformance.real.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
 from conformance.real.ik_llama.orders import judged
 
-SCENARIO = "ik_llama.cpp-2105-one-token-then-again"
+SCENARIO = "ik_llama.cpp-2105-last-token-in-the-state-twice"
 DRAFTS = {"companion": "attn", "draft_max": 3, "draft_p_min": 0.0, "context_shift": False}
 
 
@@ -117,7 +117,7 @@ def test_a_reply_is_forced_by_a_grammar_of_its_text_without_bytes_that_spell_it(
 def test_a_client_that_leaves_after_its_reply_is_one_like_all_others() -> None:
     late, early = (
         shipped("ik_llama.cpp-1673-stop-flag-stays"),
-        shipped("ik_llama.cpp-1889-c2-companion-behind"),
+        shipped("ik_llama.cpp-1889-draft-context-behind-after-cancel"),
     )
 
     assert ["A", "B", "A-again"] == [e.name for e in without_goodbyes(late, "8337e4cd3").step]
@@ -127,7 +127,7 @@ def test_a_client_that_leaves_after_its_reply_is_one_like_all_others() -> None:
 
 def test_the_command_is_printed_where_the_binary_can_play_the_scenario() -> None:
     scenario = shipped(SCENARIO)
-    what_if = shipped("ik_llama.cpp-1889-reset-site")
+    what_if = shipped("ik_llama.cpp-1889-refused-trim-empties-both-contexts")
     profile = full_profile("ik_llama.cpp", "8337e4cd3")
 
     binary = "YOUR-LLAMA-SERVER-OF-8337e4cd3"

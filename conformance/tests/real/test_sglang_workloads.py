@@ -258,7 +258,7 @@ def test_a_running_request_whose_client_goes_makes_one_more_token_and_is_kept() 
 
 
 def test_a_scenario_is_told_to_the_real_scheduler_with_its_own_settings() -> None:
-    [(_, scenario)] = load_all(["sglang-one-trace"])
+    [(_, scenario)] = load_all(["sglang-seven-kinds-of-request"])
     session = Session(scenario, Profile(FAMILY.name, "0.5.23"), arithmetic="ring")
     config = config_of(session.engine)
     steps = [[{"prompt": "300-499", "generate": 3, "reply": "500-502"}]] * 2

@@ -307,7 +307,7 @@ def test_groups_of_several_block_sizes_are_played_on_the_runner() -> None:
     if not SCHEDULER.core_of("0.30.0").is_ready() or not KERNELS.is_ready():
         pytest.skip("vllm 0.30.0 is not unpacked here")
 
-    assert not differs_in(load(shipped_file("vllm-55600-wrong-unit")), "0.30.0")
+    assert not differs_in(load(shipped_file("vllm-55600-state-of-another-entry")), "0.30.0")
 
 
 @pytest.mark.wheel

@@ -176,7 +176,7 @@ def test_only_python_files_of_the_core_are_unpacked() -> None:
 
 
 def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
-    [(_, scenario)] = load_all(["vllm-29387-same-step"])
+    [(_, scenario)] = load_all(["vllm-29387-same-prompt-in-one-step"])
     session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
     prompt = "300-339"
     group = [{"prompt": prompt, "generate": 1, "reply": str(450 + at)} for at in range(2)]
@@ -199,7 +199,7 @@ def test_what_the_real_scheduler_is_not_led_through_is_refused() -> None:
 
 
 def test_options_that_the_real_scheduler_is_not_given_are_refused() -> None:
-    [(_, scenario)] = load_all(["vllm-29387-same-step"])
+    [(_, scenario)] = load_all(["vllm-29387-same-prompt-in-one-step"])
     more = {"speculative_method": "eagle", "eagle_groups": "window"}
     engine = replace(scenario.engine, options=dict(scenario.engine.options) | more)
 
@@ -225,7 +225,7 @@ def test_who_comes_later_is_told_in_turns() -> None:
     assert (1, -1) == (urgent["after"], urgent["priority"])
 
 
-@pytest.mark.parametrize("name", ["vllm-store-brings-states", "vllm-store-promises-too-much"])
+@pytest.mark.parametrize("name", ["vllm-store-brings-states", "vllm-store-without-states"])
 def test_the_real_scheduler_is_told_what_the_store_had(name: str) -> None:
     """The chunks are those that vLLM's own scheduler forms."""
     [(_, scenario)] = load_all([name])

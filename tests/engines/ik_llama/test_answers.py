@@ -106,7 +106,7 @@ def test_a_server_empties_its_memory_when_it_is_first_idle_but_no_list(early: bo
 
 def test_what_the_server_emptied_is_named_also_a_turn_later() -> None:
     run = run_scenario(
-        "ik_llama.cpp-first-request-at-start",
+        "ik_llama.cpp-request-while-the-model-loads",
         profile="ik_llama.cpp@8337e4cd3",
         arithmetic="ring",
     )

@@ -142,7 +142,9 @@ def test_a_page_more_than_the_pool_is_never_admitted() -> None:
 @pytest.mark.thorough
 @pytest.mark.nightly
 def test_the_orphan_of_write_back_ends_the_process_and_is_not_called_a_lost_slot() -> None:
-    """`sglang-write-back-orphan`: the assertion, not the pool that its function left half freed."""
+    """`sglang-write-back-deletes-the-upper-node`: the assertion, not the
+    pool that its function left half freed.
+    """
     back = ("hicache_write_policy=write_back", "hicache_ratio=1.0", "max_total_tokens=160")
     shape = shape_for(("enable_hierarchical_cache=true", *back), compared=True)
     found = search(
