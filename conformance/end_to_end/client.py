@@ -36,6 +36,7 @@ class Answer:
     slot: int | None = None
     cancelled: bool = False
     text: str = ""
+    prompt_ms: float | None = None  # as the server's log has it too
     total: int | None = None  # of the prompt, where the server streamed its progress
     likely: tuple[Mapping[str, float], ...] = ()  # logarithms of probabilities, if asked for them
 
@@ -47,7 +48,7 @@ class Answer:
     def as_dict(self) -> dict[str, Any]:
         """A line of the truth that is kept beside a log."""
         names = ("path", "group", "status", "prompt", "cached", "processed", "slot", "cancelled")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "prompt_ms")}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Answer":
@@ -104,6 +105,7 @@ def _read(event: Any, answer: Answer) -> None:
     timings = event.get("timings") or {}
     if timings.get("predicted_n") and "cache_n" in timings:
         answer.cached, answer.processed = timings["cache_n"], timings["prompt_n"]
+        answer.prompt_ms = timings.get("prompt_ms")
         answer.prompt = timings["cache_n"] + timings["prompt_n"]
 
 

@@ -33,8 +33,11 @@ from conformance.end_to_end.client import Answer
 from conformance.end_to_end.life import BUSY, DEFAULT, PRINTING, Life, Lives, releases, shares
 from conformance.end_to_end.program import Ran, load, run
 
-PROMPT, SLOT, CACHED = 100, 10, 1
+TIME, PROMPT, SLOT, CACHED = 300, 100, 10, 1
 """Weight of an equal number when answers are paired with a log's requests."""
+
+CENTIMILLI: Final = 0.006
+"""Milliseconds by which a printed time of two decimals may differ."""
 
 LOADS: Final = b"load_model: loading model '"
 """A line that a server prints once, at its start."""
@@ -96,6 +99,9 @@ def worth(answer: Answer, request: Request | None) -> int:
         fits = 0 if answer.was_launched or answer.cancelled or answer.status >= 400 else -PROMPT
     else:
         fits = PROMPT if request["prompt_tokens"] == answer.prompt else -PROMPT
+    seconds = request.get("seconds")  # of two requests with the same counts the time is another
+    if answer.prompt_ms is not None and seconds is not None:
+        fits += TIME * (abs(answer.prompt_ms - 1000 * seconds) <= CENTIMILLI)
     same_slot = answer.slot is not None and answer.slot == request["slot"]
     return fits + SLOT * same_slot + CACHED * bool(request["cached"] == answer.cached)
 
@@ -146,23 +152,35 @@ class Tally:
             self.told.append(f"{about}: {', '.join(told)}")
         return told
 
-    def add_uncached(self, life: Life, alone: Sequence[Answer], column: "Column") -> list[str]:
-        """Count the wrong answers of a server, and those that `why` names."""
+    def add_uncached(
+        self, life: Life, alone: Sequence[Answer], column: "Column", stated: dict[str, Any]
+    ) -> list[str]:
+        """Count the wrong answers of a server, and those that `why` names (`stated`: what it says
+        by the log's lines and counts alone).
+        """
         both = list(zip(life.answers, alone, strict=True))
         unlike = any(one.prompt != lone.prompt for one, lone in both if one.prompt and lone.prompt)
         if unlike and BUSY not in life.kinds:  # counts of an overwritten slot are another prompt's
             raise ValueError(f"{life.name}: the uncached server got another prompt")
         gaps = {id(answer): parting(answer.text, lone) for answer, lone in both}
         self.counts["replies"] += sum(bool(answer.text) for answer in life.answers)
+        told = []
+        accused = {number for finding in stated["wrong"] for number in finding["requests"]}
+        for answer, request in paired(life.answers, stated["requests"]):
+            if request is not None and request["number"] in accused and gaps[id(answer)] is None:
+                self.counts["sound, and named"] += 1
+                told.append(f"request {request['number']} is named, and its reply is the same")
+        about = f"{life.name} ({', '.join(life.kinds)}; {life.preset})"
+        self.answers += [f"{about}: {each}" for each in told]
         if not any(gap is not None for gap in gaps.values()):
-            return []
+            return told
         found = json.loads(reading([life], column, whole=True).out)
         named = {
             number: finding["scenario"] or "without a scenario"
             for finding in found["wrong"]
             for number in finding["requests"]
         }
-        told = []
+        wrong = []
         for answer, request in paired(life.answers, found["requests"]):
             gap, number = gaps[id(answer)], None if request is None else request["number"]
             if gap is None:
@@ -171,10 +189,9 @@ class Tally:
             kind = "wrong answers" if gap > ROUNDING else "rounded otherwise"
             self.counts[kind] += 1
             self.counts[f"{kind}, named"] += name is not None
-            told.append(f"request {number} differs by {gap:.3f}: {name or 'not named'}")
-        about = f"{life.name} ({', '.join(life.kinds)}; {life.preset})"
-        self.answers += [f"{about}: {each}" for each in told]
-        return told
+            wrong.append(f"request {number} differs by {gap:.3f}: {name or 'not named'}")
+        self.answers += [f"{about}: {each}" for each in wrong]
+        return told + wrong
 
     def add(self, life: Life, ran: Ran, pairs: Sequence[Pair] = ()) -> list[str]:
         """Count one life; a line for each request that differs."""
@@ -235,7 +252,8 @@ class Tally:
             yield (
                 f"-lv {verbosity}: {counts['wrong answers']} wrong answers of "
                 f"{counts['replies']:,}, {counts['wrong answers, named']} of them named; "
-                f"{counts['rounded otherwise']} more may be rounded otherwise"
+                f"{counts['rounded otherwise']} more may be rounded otherwise; "
+                f"{counts['sound, and named']} named whose replies are the same"
             )
             yield from (f"  {each}" for each in self.answers)
 
@@ -291,7 +309,7 @@ def measured(column: Column) -> tuple[Column, Tally]:
                 stated = json.loads(ran.out)
                 differing += tally.add_replay(life, stated)
                 if column.uncached:
-                    differing += tally.add_uncached(life, lives.uncached(life), column)
+                    differing += tally.add_uncached(life, lives.uncached(life), column, stated)
             if differing and column.keep is not None:
                 kept(column.keep, life, ran, differing)
     return column, tally

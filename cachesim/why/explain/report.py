@@ -438,7 +438,7 @@ def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, An
     states = States()
     return [
         request_entry(request, server=server, number=first + request.observed.number)
-        | {"stale": request.observed.stale or states.stale(request)}
+        | {"stale": request.observed.stale or request.stale or states.stale(request)}
         for request in replay.requests
     ]
 

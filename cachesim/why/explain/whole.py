@@ -402,6 +402,8 @@ def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
         cached, common = request.lengths.cached.value, request.common
         if request.agrees or request.submitted is None or not cached or common.value is None:
             continue
+        if request.observed.is_named and not request.is_verbose:
+            continue  # its slot may have been loaded with another conversation meanwhile
         if cached < len(request.submitted.prompt) and cached < common.value:
             yield (request, *place_of(request.submitted.prompt, cached))
         elif cached == common.value:  # the slot's tokens continued; the prompt did not
@@ -509,7 +511,7 @@ class _ServerRun:
         number = each.observed.number
         self.reported.add(number)
         entry = request_entry(each, server=self.number, number=self.first + number)
-        return entry | {"stale": each.observed.stale or stale}
+        return entry | {"stale": each.observed.stale or each.stale or stale}
 
 
 def _is_another(played: Settings | None, shown: Settings) -> bool:

@@ -146,6 +146,7 @@ class Observed:
     leaves_last: bool = False  # its lines do not count the prompt's last token
     notes: list[str] = field(default_factory=list)
     stale: str | None = None
+    is_named: bool = False  # by another request (`id_slot`), while it ran
     launched_at: float | None = None
 
     @property
@@ -170,7 +171,9 @@ class LogEvent:
     request: int = -1  # its number
     slot: int = -1
     line: int = 0
-    made: tuple[tuple[int, int], ...] = ()  # running requests, checkpoints printed of each so far
+    made: tuple[
+        tuple[int, int, int], ...
+    ] = ()  # running requests: checkpoints, turns printed so far
 
 
 @dataclass(slots=True)

@@ -183,7 +183,8 @@ SERVER_PATTERNS: Final = (
     pattern(
         "compared",
         "prompt with length",
-        rf"length (?P<n_tokens>\d+), lcp = (?P<lcp>\d+), f_keep = (?P<keep>{_R}), f_sim",
+        rf"length {{1,12}}(?P<n_tokens>\d+), lcp = {{1,12}}(?P<lcp>\d+), "
+        rf"f_keep = (?P<keep>{_R}), f_sim",
     ),
     pattern(
         "found", "found better prompt", rf"f_keep = (?P<keep>{_R}), (?:f_)?sim = (?P<sim>{_R})"
@@ -576,6 +577,8 @@ class Reader:
             self._mixture.line(slot, line.task, line.number)
         if name in CHOICES:
             choice = CHOICES[name]
+            if choice == "id" and slot in self._active:
+                self._active[slot].is_named = True
             earlier = self._chosen.get(slot)
             if choice != "id" and earlier is not None and earlier[0] == "id":
                 fields = {**earlier[1], **fields}
@@ -644,7 +647,10 @@ class Reader:
             request.is_chat = bool(self._chats) and self._chats.popleft()
         if before is not None and request.search.found_keep is None:
             request.shifted_before = before.shift_keep
-        made = tuple((observed.number, len(observed.created)) for observed in self._active.values())
+        made = tuple(
+            (observed.number, len(observed.created), len(observed.cuts))
+            for observed in self._active.values()
+        )
         server.events.append(LogEvent("launched", request.number, slot, line.number, made))
         self._active[slot] = request
         self._idle = True

@@ -11,10 +11,11 @@ on a copy of the server, and the first whose answer is the log's is taken.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, chain, islice
 from typing import Final, TypeAlias
 
-from cachesim.engines.llamacpp.vocabulary.events import CheckpointCreated
+from cachesim.engines.llamacpp.vocabulary.events import CheckpointCreated, MemoryCut
 from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.why.infer.evidence import (
     Interval,
@@ -29,6 +30,7 @@ from cachesim.why.infer.evidence import (
 from cachesim.why.infer.settings import Settings
 from cachesim.why.read.lines import prints_checkpoints, prints_depth
 from cachesim.why.read.observed import (
+    OVERWRITTEN,
     UNKNOWN,
     Known,
     LogEvent,
@@ -37,6 +39,7 @@ from cachesim.why.read.observed import (
     bounded,
     computed,
 )
+from cachesim.why.rebuild.overwritten import counts_alone
 from cachesim.why.replay.player import Player, ReplayRequest
 from cachesim.why.replay.replayed import (
     BEFORE,
@@ -62,6 +65,12 @@ def note_prefixes(
         if at >= min(common, len(rope), len(prompt)):
             continue
         is_short = True
+        stale = replay.hints.prefixes.get(request.number)
+        if stale is not None and at < prompt.common(stale):  # of a text that begins otherwise now
+            known = replay.found.prefixes.get(request.number)
+            if known is None or len(known) < common:
+                replay.found.prefixes[request.number] = rope[:common]
+            continue
         one, other = place_of(prompt, at)[0], place_of(rope, at)[0]
         later, earlier = (one, rope) if one > other else (other, prompt)
         owner, use = owner_of(later)
@@ -484,38 +493,52 @@ class Rebuilder:
     # --- launching
 
     def _arrive(self, running: Sequence[int], event: LogEvent) -> None:
-        """Advance running requests to their logged progress at the next arrival."""
+        """Advance running requests to their logged progress at the next arrival.
+
+        Where the log prints every turn of a prompt, as many are taken: which of a window's cells
+        were overwritten depends on the turns that prompts share. Else the time tells.
+        """
         now = self.log.requests[event.request].launched_at
         batch = int(self.settings.values.get("batch_size", 2048))
+        printed = {number: (made, turns) for number, made, turns in event.made}
+        for number in running:
+            observed = self.log.requests[number]
+            made, turns = printed.get(number, (0, 0))
+            for _ in range(turns - self.player.made_for(number, observed.slot, MemoryCut)):
+                self.player.advance(turns=1, at_once=1)
         for number in running:
             observed = self.log.requests[number]
             share = share_done(observed, now)
             lengths = self.replay.requests[number].lengths
             whole, cached = lengths.prompt.value, lengths.cached.value or 0
+            made, turns = printed.get(number, (0, 0))
             if share is None or whole is None:
-                made = dict(event.made).get(number, 0)
-                if self.player.checkpoints_made_for(number, observed.slot) < made:
+                if self.player.made_for(number, observed.slot, CheckpointCreated) < made:
                     self.player.advance(turns=1, at_once=1)
                 continue
             read, spoken = share
             if read >= 1.0:
                 self.player.run_prompt(number)
                 generated = max(1, int(spoken * (observed.generated or 1)) - 1)
-                turns = min(generated, self.player.spare_turns())
-                if turns > 0:
-                    self.player.advance(turns=1, at_once=turns)
-            elif read * (whole - cached) >= batch:  # a batch is read as one
+                left = min(generated, self.player.spare_turns())
+                if left > 0:
+                    self.player.advance(turns=1, at_once=left)
+            elif not turns and read * (whole - cached) >= batch:  # a batch is read as one
                 self.player.read_until(
                     number, cached + int(read * (whole - cached)) // batch * batch
                 )
 
     def _launch(self, rebuilt: Rebuilt) -> bool:
-        request, lengths = rebuilt.observed, rebuilt.lengths
+        request = rebuilt.observed
         if request.is_child:
             self._children.append(rebuilt)
             return False
         children, self._children = self._children, []
-        if lengths.prompt.value is None:
+        if request.is_named and not self.verbose and self.player.swaps_busy_slots:
+            met, before = partial(self._is_met, rebuilt), self.replay.requests[:-1]
+            if alone := counts_alone(rebuilt, before, self.player, self.settings, met):
+                rebuilt.lengths, rebuilt.stale = alone, OVERWRITTEN
+        if rebuilt.lengths.prompt.value is None:
             return False
         for child in children:
             child.parent = request.number
@@ -536,6 +559,16 @@ class Rebuilder:
         self.player.launch(submitted)
         self.replay.order.append(("launch", request.number))
         return True
+
+    def _is_met(self, rebuilt: Rebuilt, lengths: Lengths) -> bool:
+        """True if some prompt has these counts in the replay."""
+        rebuilt = replace(rebuilt, lengths=lengths)
+        for candidate in self._candidates(rebuilt):
+            twin = self.player.fork()
+            twin.launch(self._request_of(rebuilt, candidate, trial=True))
+            if twin.run_until(rebuilt.observed.number).cached == lengths.cached.value:
+                return True
+        return False
 
     def _tried(self, rebuilt: Rebuilt, candidates: Sequence[Candidate]) -> Candidate:
         """The first candidate with the logged answer; else the first of all."""

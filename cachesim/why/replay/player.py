@@ -22,6 +22,7 @@ from cachesim.engines.llamacpp.vocabulary.events import (
     CheckpointCreated,
     CheckpointKept,
     CheckpointRestored,
+    MemoryCut,
 )
 from cachesim.engines.tokens import Rope
 from cachesim.errors import UpstreamAbort
@@ -84,6 +85,7 @@ class Replayed:
     error: str | None = None
     message: str = ""  # of the error
     children: tuple["Replayed", ...] = ()  # its further completions
+    began_at: int | None = None  # tokens that its prompt kept at first, where it was not answered
 
 
 FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
@@ -143,6 +145,11 @@ class Player:
         server = self.engine.server
         if self.tickets or self.dead or server.may_draft or server.options.cache_reuse:
             return None
+        return self.saved_ends()
+
+    def saved_ends(self) -> set[int]:
+        """Numbers of tokens at which saved states end."""
+        server = self.engine.server
         held: list[Sequence[Checkpoint]] = [slot.prompt.checkpoints for slot in server.slots]
         held += [entry.checkpoints for entry in (server.cache.entries if server.cache else ())]
         return {
@@ -154,6 +161,12 @@ class Player:
                 *(checkpoint.pos_max, checkpoint.pos_max + 1),
             )
         }
+
+    @property
+    def swaps_busy_slots(self) -> bool:
+        """True if a request that names a busy slot may load another conversation there."""
+        server = self.engine.server
+        return server.cache is not None and server.rules.selection.pinned_slot_uses_cache
 
     def erase(self, slot: int) -> None:
         """Erase an idle slot."""
@@ -261,7 +274,11 @@ class Player:
         if not self.tickets:
             self.engine.forget(ticket)
         children = tuple(replayed(child, ()) for child in replies[1:])
-        return replace(replayed(reply, events), children=children)
+        cuts = (
+            event for event in made if isinstance(event, MemoryCut) and event.slot == reply.slot
+        )
+        began_at = next((int(cut.n_tokens) for cut in cuts), None) if reply.error else None
+        return replace(replayed(reply, events), children=children, began_at=began_at)
 
     def _end_in_turn(self, reply: Reply | None) -> None:
         """Let an idle slot be the last one used: requests end in the recorded order, though a turn
@@ -291,10 +308,10 @@ class Player:
     def _holds(self, request: ReplayRequest) -> int:
         return self.engine.tokens_held_for(self.tickets[request.number])
 
-    def checkpoints_made_for(self, number: int, slot: int) -> int:
-        """Number of checkpoints that a running request saved."""
+    def made_for(self, number: int, slot: int, kind: type[Event]) -> int:
+        """Number of events of a kind since a running request came: of checkpoints, of turns."""
         return sum(
-            isinstance(event, CheckpointCreated) and event.slot == slot
+            isinstance(event, kind) and event.slot == slot
             for event in self.engine.events[self.seen[number] :]
         )
 

@@ -29,6 +29,7 @@ class Rebuilt:
     assumed: int | None = None  # tokens that its slot is taken to have held, as one prompt
     is_verbose: bool = True  # the log's level prints what memory and checkpoints did
     parent: int | None = None  # the request of which it is a further completion (`n` > 1)
+    stale: str | None = None  # why its answer is wrong, by its counts
     is_played: bool = True  # otherwise only the log's own lines are reported
 
     @property
@@ -54,7 +55,8 @@ class Rebuilt:
         """True if the replay agrees with the log."""
         if not self.is_comparable:
             return self.submitted is not None
-        return self.replayed.cached == self.lengths.cached.value
+        own = self.replayed.began_at if self.replayed.cached is None else self.replayed.cached
+        return own == self.lengths.cached.value
 
 
 @dataclass(slots=True)
