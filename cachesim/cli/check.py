@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from cyclopts import Parameter
 from rich.console import RenderableType
@@ -23,28 +23,19 @@ from cachesim.cli.findings import (
     print_search,
     print_survey,
 )
-from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
+from cachesim.cli.jobs import crew, processes, processors, setting
 from cachesim.cli.like import OWN_LAYERS, nearest_preset, scenarios_like
 from cachesim.cli.outputs import page_at, progress, write_page
-from cachesim.cli.plan import (
-    WORDS,
-    Plan,
-    check_folder,
-    check_minutes,
-    refuse_no_profile,
-    refuse_patches,
-)
+from cachesim.cli.plan import WORDS, Plan
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.files import Output
 from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
-from cachesim.prove.hunt.loop import Findings, ProvenFinding
-from cachesim.prove.hunt.loop import hunt as hunt_by
-from cachesim.prove.hunt.proof import proof_of, prover_of
+from cachesim.prove.hunt.loop import ProvenFinding, hunt
+from cachesim.prove.hunt.proof import Prover, prover_of
 from cachesim.prove.hunt.report import write
 from cachesim.prove.playing import comparing
-from cachesim.report.document import FittingTable, Heading
+from cachesim.report.document import Heading
 from cachesim.scenario.format import Kind
 from cachesim.testing.search import (
     Comparison,
@@ -54,7 +45,9 @@ from cachesim.testing.search import (
 )
 from cachesim.testing.survey import (
     CHUNK,
+    Cause,
     Find,
+    Survey,
     made_small,
     search_by,
     survey,
@@ -104,7 +97,7 @@ def bar(title: str, budget: Budget, examples: int) -> Iterator[Callable[["Sent"]
         yield going
 
 
-Sent: TypeAlias = Report | Comparison | Findings
+Sent: TypeAlias = Report | Comparison
 """Results with counts of workloads and of requests."""
 
 
@@ -125,8 +118,7 @@ Prove: TypeAlias = Annotated[
     bool,
     Parameter(
         help="Run each wrong answer on the real engine, and write a report of each that is wrong "
-        "there too, to the folder of --emit (hunt by default). With --scope or --like: run the "
-        "smallest workload of each cause there."
+        "there too, to the folder of --emit (hunt by default; with --scope or --like none)."
     ),
 ]
 Models: TypeAlias = Annotated[
@@ -206,19 +198,14 @@ def check_command(
         examples = examples or (None if minutes else LEAKED_EXAMPLES)
     drawn: dict[str, object] = {"--against": against, "--examples": examples}
     drawn["--find"] = find != "wrong"
+    if prove:
+        options.refuse_beside("--prove", {"--arithmetic": arithmetic != "ring"})
+    models = tuple(model or ())
     if prove and like is None and scope is None:
-        refused = {
-            "--set": settings,
-            "--all": everything,
-            "--require": require,
-            "--dask": dask,
-            "--arithmetic": arithmetic != "ring",
-            "--format": format != "text",
-            "--export": export,
-        }
+        refused = {"--set": settings, "--all": everything, "--dask": dask}
         options.refuse_beside("--prove", drawn | refused)
-        how: dict[str, Any] = {"seed": seed, "models": model or (), "emit": emit or Path("hunt")}
-        return _proven(chosen, page, minutes, jobs=processes_wanted(jobs) or processors(), **how)
+        minutes, emit = 10 if minutes is None else minutes, emit or Path("hunt")
+        model = None  # one search of all of them
     if scope is not None:
         options.refuse_beside("--scope", drawn | {"--like": like, "--seed": seed or None})
         examples = WITHOUT_END
@@ -236,6 +223,7 @@ def check_command(
             profiles=chosen,
             against=None if against is None else Profile.parse(against),
             model=fromkey,
+            models=models,
             examples=examples,
             minutes=minutes,
             seed=seed,
@@ -301,26 +289,6 @@ def _default_model(profiles: Sequence[Profile]) -> str:
     return "hybrid"
 
 
-def _proven(
-    profiles: Sequence[Profile],
-    page: Output | None,
-    minutes: float | None,
-    *,
-    jobs: int,
-    **how: Any,
-) -> int:
-    """Search releases, each wrong answer run on the real engine too; 1 if one is confirmed."""
-    refuse_no_profile(profiles)
-    check_minutes(minutes)
-    printed: list[RenderableType] = []
-    with _pool(jobs) as hands:
-        found = [
-            hunt(profile, printed, hands, minutes=minutes or 10, **how) for profile in profiles
-        ]
-    write_page(page, "cachesim check --prove", [Heading("cachesim check --prove"), *printed])
-    return max(found)
-
-
 def shape_for(settings: Sequence[str], *, compared: bool = False, leak: bool = False) -> Shape:
     """Shape of workloads with every feature; `compared` ones are those of two profiles.
 
@@ -370,35 +338,53 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
     return print_search(report, plan, scope)
 
 
+@comparing
 def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
-    scope = plan.scope_of(profile)
-    shrinking: dict[str, Any] = {"arithmetic": plan.arithmetic, "find": plan.find}
-    if plan.prove:
-        prover = prover_of(profile, ())
-        prover.ready(profile.release)
-        shrinking["fits"] = prover.fits
-        kinds = prover.kinds
-        shape = replace(plan.shape, incidents=bool(kinds), kinds=kinds, chats=prover.chats)
-        plan = replace(plan, shape=shape)
-    budget = Budget(plan.minutes)
-    with bar(f"{profile} {plan.called}", budget, plan.examples) as going:
+    scope, budget = plan.scope_of(profile), Budget(plan.minutes)
+    proven, reports = dict[Cause, ProvenFinding](), dict[Cause, Path]()
+
+    def task(prover: Prover | None = None) -> Survey:
         how = {**plan.how, "find": plan.find, "going": going}
+        if prover is not None:
+            kinds = prover.kinds
+            shape = replace(plan.shape, incidents=bool(kinds), kinds=kinds, chats=prover.chats)
+            how["shape"] = shape
         if scope is not None:
-            found = scope.survey(plan.arithmetic, going, pool, 2 * count)
-        elif pool is None:
-            found = survey(profile, plan.model, **how)
+            return scope.survey(plan.arithmetic, going, pool, 2 * count)
+        if pool is None:
+            return survey(profile, plan.model, **how)
+        return survey_by(pool, profile, plan.model, ahead=2 * count, **how)
+
+    def report(finding: ProvenFinding) -> None:
+        if finding.result.confirmed and plan.emit is not None:
+            number, where = len(reports) + 1, prover_of(profile, ()).where
+            reports[finding.cause] = write(finding, profile, plan.emit, number, where)
+
+    with bar(f"{profile} {plan.called}", budget, plan.examples) as going:
+        if plan.prove:
+            findings = hunt(
+                profile,
+                seed=plan.seed,
+                models=plan.models,
+                going=going,
+                report=report,
+                pool=pool,
+                ahead=count,
+                task=None if plan.hunts else task,
+            )
+            found, proven = findings.survey, {**findings.proven, **findings.missed}
+            smallest = {cause: finding.found for cause, finding in proven.items()}
         else:
-            found = survey_by(pool, profile, plan.model, ahead=2 * count, **how)
+            found = task()
+            order = [cause for cause, _ in found.counts.most_common()]
+            small = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
+            do = map if pool is None else pool.map
+            shrunk = do(small, order, [found.first[cause] for cause in order])
+            smallest = dict(zip(order, shrunk, strict=True))
         found.report.rate = budget.rate(found.report.workloads)
-        order = [cause for cause, _ in found.counts.most_common()]
-        shrunk = partial(made_small, profile=profile, **shrinking)
-        do = map if pool is None else pool.map
-        smallest = list(do(shrunk, order, [found.first[cause] for cause in order]))
-    small = dict(zip(order, smallest, strict=True))
     found.report.model = plan.called
-    proofs = {cause: proof_of(small[cause], profile) for cause in order if plan.prove}
-    return print_survey(found, small, plan, scope, proofs)
+    return print_survey(found, smallest, plan, scope, proven=proven, reports=reports)
 
 
 @contextmanager
@@ -429,49 +415,3 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
         print_parts(plan.printed, Text(f"{one} against {other}"), Text(f"  {NOTHING_RUN}"))
         return NOT_AS_EXPECTED
     return print_comparison(found, plan.printed)
-
-
-@comparing
-def hunt(
-    wanted: Profile,
-    printed: list[RenderableType],
-    hands: Hands = (None, 1),
-    *,
-    minutes: float,
-    seed: int,
-    models: Sequence[str],
-    emit: Path,
-) -> int:
-    """Search a release for wrong answers, prove them on the real engine, and write reports."""
-    refuse_patches(wanted)
-    check_folder(emit, "--emit")
-    where, budget = prover_of(wanted, ()).where, Budget(minutes)
-    reports: list[tuple[ProvenFinding, Path]] = []
-    with bar(f"{wanted}", budget, WITHOUT_END) as going:
-
-        def write_report(finding: ProvenFinding) -> None:
-            if finding.result.confirmed:
-                number = len(reports) + 1
-                reports.append((finding, write(finding, wanted, emit, number, where)))
-
-        pool, count = hands
-        how: dict[str, Any] = {"seed": seed, "models": models, "pool": pool, "ahead": count}
-        findings = hunt_by(wanted, going=going, report=write_report, **how)
-    done = f"{counted(findings.workloads, 'workload')}, {counted(findings.requests, 'request')}"
-    title = f"{wanted}: {done}, {counted(round(budget.seconds), 'second')}"
-    table = FittingTable(title_style="", box=None)
-    for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
-        table.add_column(head, justify="right" if head == "workloads" else "left")
-    for finding, _ in reports:
-        result = finding.result
-        known, workloads = finding.known or "-", str(findings.counts[finding.cause])
-        table.add_row(str(finding.cause), workloads, result.seen, result.evidence, known)
-    causes = f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"
-    lines = [causes if findings.workloads else NOTHING_RUN]
-    lines += [f"  {path}" for _, path in reports]
-    lines += [
-        f"  not confirmed: {proven_finding.cause}: {proven_finding.result.seen}"
-        for proven_finding in findings.missed.values()
-    ]
-    print_parts(printed, Text(title), *([table] if reports else []), *map(Text, lines))
-    return NOT_AS_EXPECTED if reports or not findings.workloads else AS_EXPECTED

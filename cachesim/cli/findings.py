@@ -17,7 +17,8 @@ from cachesim.errors import InputError
 from cachesim.files import free_name
 from cachesim.play.findings import play
 from cachesim.prove.command import proof_command
-from cachesim.prove.hunt.proof import ProofResult, prover_of
+from cachesim.prove.hunt.loop import ProvenFinding
+from cachesim.prove.hunt.proof import prover_of
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable
 from cachesim.scenario.files import to_toml
@@ -54,7 +55,7 @@ def print_search(report: Report, plan: Plan, scope: WholeScope | None = None) ->
         found.append(_told(shown, report.profile))
     elif scope is None and report.workloads:
         lines.append("  nothing wrong was found")
-    return _print_report(lines, report, plan, scope, found)
+    return _print_report(lines, report, plan, scope, found, failed=bool(found))
 
 
 def print_survey(
@@ -62,7 +63,9 @@ def print_survey(
     smallest: Mapping[Cause, Counterexample],
     plan: Plan,
     scope: WholeScope | None,
-    proofs: Mapping[Cause, ProofResult],
+    *,
+    proven: Mapping[Cause, ProvenFinding],
+    reports: Mapping[Cause, Path],
 ) -> int:
     """Print each cause with its count, its smallest workload, and the real engine's answer."""
     report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")
@@ -79,16 +82,21 @@ def print_survey(
         one = replace(shown, scenario=replace(scenario, name=f"{scenario.name}-{number}"))
         lines += [f"  {line}" for line in story(one, report.profile)]
         data = _told(one, report.profile) | {"cause": str(cause), "workloads": count}
-        if (proof := proofs.get(cause)) is not None:
-            where = prover_of(report.profile, ()).where
+        if (finding := proven.get(cause)) is not None:
+            where, proof = prover_of(report.profile, ()).where, finding.result
             lines += [f"    on {where}: {proof.seen}", f"    evidence: {proof.evidence}"]
+            lines += [f"    known as: {finding.known}"] if finding.known else []
             data |= {"evidence": proof.evidence, "proof": proof.seen}
         elif plan.find != "lost":
             lines += [f"  {line}" for line in _evidence(report.profile)]
-        lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
+        if (path := reports.get(cause)) is not None:
+            lines.append(f"    report: {path}")
+        else:
+            lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
         lines += [f"  {line}" for line in _exported(one, report.profile, plan.export)]
         told.append(data)
-    return _print_report(lines, report, plan, scope, told)
+    shown = [finding.result.confirmed for finding in proven.values()] if plan.hunts else told
+    return _print_report(lines, report, plan, scope, told, failed=any(shown))
 
 
 def _played(report: Report, scope: WholeScope | None) -> list[str]:
@@ -122,9 +130,15 @@ def _told(found: Counterexample, profile: Profile) -> dict[str, Json]:
 
 
 def _print_report(
-    lines: list[str], report: Report, plan: Plan, scope: WholeScope | None, findings: Sequence[Json]
+    lines: list[str],
+    report: Report,
+    plan: Plan,
+    scope: WholeScope | None,
+    findings: Sequence[Json],
+    *,
+    failed: bool,
 ) -> int:
-    status = AS_EXPECTED if report.workloads and not findings else NOT_AS_EXPECTED
+    status = AS_EXPECTED if report.workloads and not failed else NOT_AS_EXPECTED
     lines += [] if report.workloads or findings else [f"  {NOTHING_RUN}"]
     missing = sorted(word for word in plan.require if not report.exercised[word])
     if missing:

@@ -1,6 +1,5 @@
 """The plan of a search: what is searched, how long, and what is written."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -36,6 +35,7 @@ class Plan:
     profiles: tuple[Profile, ...]
     against: Profile | None
     model: str
+    models: tuple[str, ...]  # of a hunt; none: all that the real engine loads
     examples: int
     minutes: float | None
     seed: int
@@ -54,7 +54,14 @@ class Plan:
     prove: bool = False  # run each cause on the real engine
 
     def __post_init__(self) -> None:
-        refuse_no_profile(self.profiles)
+        if not self.profiles:
+            raise InputError("name a profile to check, such as llama.cpp@b11549+erase-equal")
+        for profile in self.profiles if self.prove else ():
+            if profile.patches:
+                raise InputError(
+                    f"{profile} has patches: --prove is for a release as it is, as "
+                    f"{profile.engine}@..."
+                )
         if self.model not in ALL_PRESETS:
             msg = f"there is no preset {self.model!r}; there are {', '.join(ALL_PRESETS)}"
             raise InputError(msg)
@@ -62,7 +69,9 @@ class Plan:
             raise InputError(f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}")
         if self.against is not None:
             options.refuse_beside("--against", {"--require": self.require, "--emit": self.emit})
-        check_minutes(self.minutes)
+        if self.minutes is not None and not 0 < self.minutes <= MOST_MINUTES:
+            msg = f"--minutes is {self.minutes}; write a number above 0, up to {MOST_MINUTES}"
+            raise InputError(msg)
         processes_wanted(self.jobs)
         if self.emit is not None:
             check_folder(self.emit, "--emit")
@@ -85,10 +94,13 @@ class Plan:
                 )
         if self.prove:
             options.refuse_beside("--prove", {"--find": self.find != "wrong"})
-        for profile in self.profiles if self.prove else ():
-            refuse_patches(profile)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
             try_flags(profile, self.model, self.shape.fixed)
+
+    @property
+    def hunts(self) -> bool:
+        """True if the search chooses its models and flags itself, and proves what it finds."""
+        return self.prove and self.scope is None and not self.shape.around
 
     @property
     def goes_on(self) -> bool:
@@ -106,6 +118,8 @@ class Plan:
     @property
     def called(self) -> str:
         """Name of the model in a report."""
+        if self.hunts:
+            return ", ".join(self.models) or "all models"
         around = self.shape.around
         return OWN_LAYERS if around and around[0].model.preset is None else self.model
 
@@ -129,22 +143,3 @@ def check_folder(emit: Path, option: str) -> None:
     except OSError as error:
         msg = f"{option} {emit}: cannot be written to: {error.strerror or error}"
         raise InputError(msg) from None
-
-
-def refuse_no_profile(profiles: Sequence[Profile]) -> None:
-    """Refuse a search of nothing."""
-    if not profiles:
-        raise InputError("name a profile to check, such as llama.cpp@b11549+erase-equal")
-
-
-def refuse_patches(profile: Profile) -> None:
-    """Refuse to prove what no package has."""
-    if profile.patches:
-        msg = f"{profile} has patches: --prove is for a release as it is, as {profile.engine}@..."
-        raise InputError(msg)
-
-
-def check_minutes(minutes: float | None) -> None:
-    """Refuse a time that is not positive."""
-    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
-        raise InputError(f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}")

@@ -233,7 +233,7 @@ def run_hunt(release: str, seed: int) -> Result:
     with folder_of(result, "hunt") as folder:
         line = f"cachesim check llama.cpp@{release} --prove --minutes 0.7 --seed {seed} --emit ."
         done = by_a_shell(line, folder, COLUMNS=WIDE)
-        title = rf"^ *llama.cpp@{release}: [\d,]+ workloads?, [\d,]+ requests?, [\d,]+ seconds?$"
+        title = rf"^ *llama.cpp@{release}, all models: [\d,]+ workloads?, [\d,]+ requests?\b"
         counted = re.search(title, done.stdout, re.MULTILINE)
         problem = wrong_with(line, done) or ("" if counted else f"no counts:\n{done.stdout}")
         count(result, line, "hunt", problem, folder)

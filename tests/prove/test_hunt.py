@@ -1,5 +1,6 @@
 """A hunt searches a release from several targets, proves what it finds, and goes on past it."""
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from cachesim.errors import ScenarioError
 from cachesim.play.findings import Finding, play
 from cachesim.prove.hunt import loop as room
 from cachesim.prove.hunt import proof
-from cachesim.prove.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
+from cachesim.prove.hunt.loop import ProvenFinding, hunt, targets, unmasked
 from cachesim.prove.hunt.proof import ProofResult, by_metadata, refuted_by
 from cachesim.prove.hunt.report import COUNTED, commands, write
 from cachesim.prove.llama_cpp import scenarios as llama_cpp
@@ -84,7 +85,7 @@ def always_the_same(profile: Profile, model: str, **_: object) -> Survey:
     return found
 
 
-def limited(calls: int) -> Callable[[Findings], bool]:
+def limited(calls: int) -> Callable[[Report], bool]:
     left = iter(range(calls))
     return lambda _: next(left, None) is not None
 
@@ -112,7 +113,7 @@ def test_a_cause_that_the_real_server_denies_is_tried_again_and_one_that_it_show
     assert [False, True] == [each.result.confirmed for each in told]
     assert ["erase-equal"] == [each.cure for each in findings.proven]
     assert {} == findings.missed
-    assert findings.workloads > 2 == len(caught)
+    assert findings.survey.report.workloads > 2 == len(caught)
     assert all("hunt-llama.cpp-b11549" in each.scenario.name for each in caught)
     assert all(fits(each.scenario) for each in caught)
 
@@ -122,7 +123,7 @@ def test_a_pool_searches_ahead_and_proves_the_same(caught: list[Counterexample])
         findings = hunt(OCTOBER, models=("hybrid",), going=limited(10), pool=pool, ahead=2)
 
     assert ["erase-equal"] == [each.cure for each in findings.proven]
-    assert findings.workloads > 2 == len(caught)
+    assert findings.survey.report.workloads > 2 == len(caught)
 
 
 def test_only_what_no_clock_decides_is_played_fits() -> None:
@@ -250,8 +251,26 @@ def test_a_hunt_that_finds_nothing_counts_what_it_played(
     )
     assert [] == caught
     assert re.search(
-        r"b11549: [\d,]+ workloads, [\d,]+ requests, 0 seconds", capsys.readouterr().out
+        r"b11549, all models: [\d,]+ workloads, [\d,]+ requests", capsys.readouterr().out
     )
+
+
+def test_a_hunt_prints_its_findings_as_a_survey_does_with_their_reports(
+    caught: list[Counterexample], capsys: Capture, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    clock = count()
+    monkeypatch.setattr(check.time, "monotonic", lambda: next(clock))
+    command = ["check", "llama.cpp@b11549", "--prove", "--jobs", "1", "--emit", str(tmp_path)]
+
+    assert 1 == main([*command, "--model", "hybrid", "--minutes", "1", "--format", "json"])
+
+    (search,) = json.loads(capsys.readouterr().out)["searches"]
+    assert [CONFIRMED] == [finding["evidence"] for finding in search["findings"]]
+    assert ["number 2"] == [finding["proof"] for finding in search["findings"]]
+    assert ["01-hunt-llama.cpp-b11549-hunted.md", "01-hunt-llama.cpp-b11549-hunted.toml"] == sorted(
+        file.name for file in tmp_path.iterdir()
+    )
+    assert 2 == len(caught)
 
 
 def proof_of_wrong() -> Finding:

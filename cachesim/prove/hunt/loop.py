@@ -103,12 +103,10 @@ class ProvenFinding:
 class Findings:
     """The findings of a hunt so far."""
 
+    survey: Survey  # of all targets
     proven: dict[Cause, ProvenFinding] = field(default_factory=dict)
     missed: dict[Cause, ProvenFinding] = field(default_factory=dict)
     tries: Counter[Cause] = field(default_factory=Counter)
-    counts: Counter[Cause] = field(default_factory=Counter)
-    workloads: int = 0
-    requests: int = 0
 
     def wanted(self, cause: Cause) -> bool:
         """True if a cause has no proof and tries are left."""
@@ -127,41 +125,45 @@ def hunt(
     *,
     seed: int = 0,
     models: Sequence[str] = (),
-    going: Callable[[Findings], bool],
+    going: Callable[[Report], bool],
     report: Callable[[ProvenFinding], None] = lambda _: None,
     pool: Executor | None = None,
     ahead: int = 0,
+    task: Callable[[Prover], Survey] | None = None,
 ) -> Findings:
     """Search a release while `going`; findings are proven on its real engine.
 
-    A `pool` searches targets ahead of the proofs.
+    A `pool` searches targets ahead of the proofs. With a `task` that search alone takes the place
+    of those of all targets, and each of its causes is proven, however long it took.
     """
     prover = prover_of(profile, tuple(PRESETS))
     prover.ready(profile.release)
-    playable = [model for model in models or prover.models if not _refused(profile, model, {})]
-    known, findings = known_causes(profile), Findings()
+    findings = Findings(Survey(report=Report(profile=profile, model=", ".join(models) or "all")))
 
     def goes_on(_: Report | None = None) -> bool:
-        return going(findings)
+        return going(findings.survey.report)
 
-    tasks = _tasks(profile, playable, prover, seed=seed, findings=findings, going=goes_on)
-    surveys = (
-        (task(going=goes_on) for task in tasks)
-        if pool is None
-        else in_order(tasks, pool, ahead, goes_on)
-    )
+    if task is not None:
+        surveys: Iterator[Survey] = iter((task(prover),))
+    else:
+        playable = [model for model in models or prover.models if not _refused(profile, model, {})]
+        tasks = _tasks(profile, playable, prover, seed=seed, findings=findings, going=goes_on)
+        surveys = (
+            (task(going=goes_on) for task in tasks)
+            if pool is None
+            else in_order(tasks, pool, ahead, goes_on)
+        )
+    known: dict[Cause, str] | None = None  # takes as long as all shipped scenarios
     for found in surveys:
-        target = found.report.profile
-        findings.workloads += found.report.workloads
-        findings.requests += found.report.requests
-        findings.counts.update(found.counts)
-        for cause, sighting in found.first.items():
-            if not findings.wanted(cause) or not going(findings):
+        findings.survey.join(found)
+        for cause, _ in found.counts.most_common():
+            if not findings.wanted(cause) or (task is None and not goes_on()):
                 continue
-            finding = _reduced(cause, sighting, target, profile, prover)
+            finding = _reduced(cause, found.first[cause], found.report.profile, profile, prover)
             if finding is None:
                 findings.tries[cause] += 1
                 continue
+            known = known_causes(profile) if known is None else known
             finding = replace(finding, known=known.get(cause, ""))
             findings.put(finding)
             report(finding)
@@ -248,7 +250,7 @@ def _reduced(
             target == profile or _shown_by(profile, candidate, target)
         )
 
-    if not fits(sighting.scenario):
+    if target != profile and not fits(sighting.scenario):
         return None
     small = made_small(cause, sighting, target, "ring", "wrong", fits=fits, trials=SMALL)
     scenario = replace(
@@ -260,9 +262,10 @@ def _reduced(
         expect=expected_of(small.finding),
     )
     small = replace(small, scenario=scenario)
-    return ProvenFinding(
-        cause=cause, found=small, result=prover.prove(small, profile), target=target
-    )
+    result = ProofResult(confirmed=False, seen=f"cannot be run on {prover.where}")
+    if prover.fits(scenario):
+        result = prover.prove(small, profile)
+    return ProvenFinding(cause=cause, found=small, result=result, target=target)
 
 
 def _shown_by(profile: Profile, candidate: Scenario, target: Profile) -> bool:

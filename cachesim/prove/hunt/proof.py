@@ -163,13 +163,5 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
     )
 
 
-def proof_of(found: "Counterexample", profile: Profile) -> ProofResult:
-    """The real engine's answer to a finding, if it can be run there."""
-    prover = prover_of(profile, ())
-    if prover.fits(found.scenario):
-        return prover.prove(found, profile)
-    return ProofResult(confirmed=False, seen=f"cannot be run on {prover.where}")
-
-
 def _simulated(found: "Counterexample", _: Profile) -> ProofResult:
     return ProofResult(confirmed=True, label=SOURCE, seen=found.finding.detail)
