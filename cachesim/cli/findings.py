@@ -95,8 +95,9 @@ def print_survey(
             lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
         lines += [f"  {line}" for line in _exported(one, report.profile, plan.export)]
         told.append(data)
-    shown = [finding.result.confirmed for finding in proven.values()] if plan.hunts else told
-    return _print_report(lines, report, plan, scope, told, failed=any(shown))
+    confirmed = any(finding.result.confirmed for finding in proven.values())
+    failed = confirmed if plan.hunts else bool(told)
+    return _print_report(lines, report, plan, scope, told, failed=failed)
 
 
 def _played(report: Report, scope: WholeScope | None) -> list[str]:
