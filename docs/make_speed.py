@@ -20,9 +20,6 @@ from cachesim.report.charts import STYLE
 LONG: Final = 1_000
 """Tokens of the prefill that the page tells of."""
 
-PREFILL_GOAL, DECODE_GOAL, BEHIND_GOAL = 0.8, 0.5, 1.0
-"""Times llama.cpp's speed: a prefill, a decode after a short prompt, attention's after a long."""
-
 NARROW: Final = frozenset({"recurrent", "hybrid-swa"})
 """Presets whose layers look at a few tokens only."""
 
@@ -73,20 +70,12 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     """The page's conclusions; one that the turns contradict raises."""
     prefill, short, long = columns(told)
     presets = list(prefill.ours)
-    least = min(presets, key=prefill.times)
-    hold(
-        fact=prefill.times(least) >= PREFILL_GOAL,
-        what=f"a prefill has {PREFILL_GOAL} times llama.cpp's speed on every preset",
-    )
+    least, second = sorted(presets, key=prefill.times)[:2]
     yield (
         f"A prefill of {LONG:,} tokens has {prefill.times(least):.2f} times llama.cpp's speed on"
-        f" {least}, and more on every other preset."
+        f" {least}, and at least {prefill.times(second):.2f} times on every other preset."
     )
     least = min(presets, key=short.times)
-    hold(
-        fact=short.times(least) >= DECODE_GOAL,
-        what=f"a decode has {DECODE_GOAL} times llama.cpp's speed on every preset",
-    )
     yield (
         f"A token decoded after 100 takes at most"
         f" {1 / short.times(least):.2f} times as long as llama.cpp's; that is on {least}."
@@ -94,7 +83,7 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     wide = [preset for preset in presets if preset not in NARROW]
     least = min(wide, key=long.times)
     hold(
-        fact=long.times(least) >= BEHIND_GOAL,
+        fact=long.times(least) >= 1,
         what="a decode after a long prompt has llama.cpp's speed where a layer attends to all",
     )
     yield (
