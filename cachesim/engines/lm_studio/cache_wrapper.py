@@ -81,11 +81,4 @@ class SessionPromptCache(LRUPromptCache):
                 near = self.search(model, tokens)
                 near = replace(near, longer=near.exact or near.longer)
                 cause = self._why_not_longer(near, found.equal, Count(used))
-        return Fetched(
-            prompt_cache=cache,
-            rest=tokens[used:],
-            kind="miss" if cache is None else "shorter",
-            key=key,
-            equal=found.equal,
-            losses=() if cause is None else (cause,),
-        )
+        return Fetched.up_to(used, tokens, cache, key, found.equal, cause)

@@ -197,14 +197,7 @@ class PrefixCache(LRUPromptCache):
             rows = self.live.resume(tuple(tokens), max(limit, 0), used)
             if cache is not None and rows and self.trie.holds(model, last):
                 overwrite(cache, self.trie.get(model, last).prompt_cache, 0, rows)
-        return Fetched(
-            prompt_cache=cache,
-            rest=tokens[used:],
-            kind="miss" if cache is None else "shorter",
-            key=key,
-            equal=equal,
-            losses=losses,
-        )
+        return Fetched.up_to(used, tokens, cache, key, equal, *losses)
 
     def insert_cache(
         self,

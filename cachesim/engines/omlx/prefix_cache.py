@@ -82,11 +82,4 @@ class BlockAwarePrefixCache(LRUPromptCache):
             losses = (Loss(cause=cause, before=equal, after=Count(used), detail=detail),)
         key = tokens[:used] if used else None
         cache = None if key is None else copy_prompt_cache(self.trie.get(model, key).prompt_cache)
-        return Fetched(
-            prompt_cache=cache,
-            rest=tokens[used:],
-            kind="miss" if cache is None else "shorter",
-            key=key,
-            equal=equal,
-            losses=losses,
-        )
+        return Fetched.up_to(used, tokens, cache, key, equal, *losses)

@@ -120,14 +120,8 @@ class RapidPromptCache(MemoryPromptCache):
         loss = Loss(cause=cause, before=equal, after=used, detail=detail)
         if frozen and common < len(asked):
             loss = self._uncut(model, frozen[0], equal, used)
-        return Fetched(
-            prompt_cache=cache,
-            rest=asked[used:],
-            kind="shorter" if len(key) == used else "longer",
-            key=key,
-            equal=equal,
-            losses=(loss,) if used < equal else (),
-        )
+        kind = "shorter" if len(key) == used else "longer"
+        return Fetched.up_to(used, asked, cache, key, equal, loss, kind=kind)
 
     def insert_cache(
         self,

@@ -118,14 +118,8 @@ class MemoryPromptCache(LRUPromptCache):
         cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         # Cut where it diverges: all of its layers can be, or nothing is cut at all.
         trim_prompt_cache(cache, len(key) - used)
-        return Fetched(
-            prompt_cache=cache,
-            rest=asked[used:],
-            kind="shorter" if len(key) == used else "longer",
-            key=key,
-            equal=equal,
-            losses=lost if used < equal else (),
-        )
+        kind = "shorter" if len(key) == used else "longer"
+        return Fetched.up_to(used, asked, cache, key, equal, *lost, kind=kind)
 
     def keeps(self, key: Key, cache: list[LayerCache]) -> bool:
         """True if a prompt is stored with its reply: its layers can be cut, and it is long."""
@@ -175,5 +169,4 @@ class MemoryPromptCache(LRUPromptCache):
 
 def miss(asked: list[int], equal: Count, *lost: Loss) -> Fetched:
     """Nothing to reuse; without an equal token nothing is lost."""
-    losses = lost if equal > 0 else ()
-    return Fetched(prompt_cache=None, rest=asked, kind="miss", equal=equal, losses=losses)
+    return Fetched.up_to(0, asked, None, None, equal, *lost)

@@ -103,14 +103,7 @@ class MllmPromptCache(MemoryPromptCache):
         trim_prompt_cache(cache, len(key) - used)
         detail = {"n_tokens": len(asked)}
         loss = Loss(cause=ONE_TOKEN_IS_FED, before=equal, after=used, detail=detail)
-        return Fetched(
-            prompt_cache=cache,
-            rest=asked[used:],
-            kind="longer",
-            key=key,
-            equal=equal,
-            losses=(loss,) if used < equal else (),
-        )
+        return Fetched.up_to(used, asked, cache, key, equal, loss, kind="longer")
 
     def as_fed(self, job: Job, key: Tokens) -> tuple[Tokens, Tokens]:
         """A prompt as it was prepared; its key has one id for all images' tokens."""

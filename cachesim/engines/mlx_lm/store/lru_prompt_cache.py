@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
@@ -373,6 +373,30 @@ class Fetched:
     position: Key | None = None  # #923: the entry to delete when its cache is inserted again
     equal: Count = Count(0)
     losses: tuple[Loss, ...] = ()
+
+    @classmethod
+    def up_to(
+        cls,
+        used: int,
+        tokens: Key,
+        cache: list[LayerCache] | None,
+        key: Key | None,
+        equal: Count,
+        *lost: Loss | None,
+        kind: str = "shorter",
+    ) -> Self:
+        """The cache of a prompt's first `used` tokens, or a miss; what was lost of the equal ones.
+
+        tokens   [ cache ... used )[ rest ........ )
+        """
+        return cls(
+            prompt_cache=cache,
+            rest=tokens[used:],
+            kind="miss" if cache is None else kind,
+            key=key,
+            equal=equal,
+            losses=tuple(loss for loss in lost if loss is not None and used < equal),
+        )
 
 
 class LRUPromptCache:
