@@ -41,6 +41,10 @@ from conformance.browser import (
 T = TypeVar("T")
 ROOT: Final = Path(__file__).parents[1]
 RESULT: Final = "window.playground.result()"
+IN_VIEW: Final = (
+    "(({top, bottom}) => top >= 0 && (bottom <= innerHeight || top < innerHeight / 2))"
+    "(document.getElementById('player').getBoundingClientRect())"
+)
 
 
 FEW: Final = (2, 1)
@@ -113,8 +117,14 @@ def wait(tab: Any, condition: str = f"{RESULT} !== null") -> None:
 def recalled(tab: Any) -> None:
     """The first opening: a value of another conversation, which the reader may replace."""
     wait(tab)
+    wait(tab, "!document.getElementById('player').hidden")
+    begins = int(tab.locator("#moment").input_value())
+    tab.click("#go")
+    holds(tab.evaluate(IN_VIEW), "the moments that play are not in view")
     wait(tab, "!window.playground.kept()")
-    say("the first run is shown, and replaced by the browser's own")
+    goes_on = text(tab, "#go") == "Pause" or int(tab.locator("#moment").input_value()) > begins
+    holds(goes_on, "the run that the browser played itself stopped the moments")
+    say("the first run is shown, and replaced by the browser's own, which stops no one who watches")
     holds("only a-asks contained 7413" in text(tab, "#verdict"), "no leak")
     holds("7413" in tab.locator("#story").text_content(), "no words in the picture")
     words = tab.get_by_label("words of code-a", exact=True)
@@ -194,7 +204,7 @@ def press(tab: Any, key: str, word: str) -> None:
 def stepped(tab: Any) -> None:
     """The moments of a request, by button, by key and by themselves."""
     wait(tab, "!document.getElementById('player').hidden")
-    holds("match" in text(tab, "#sentence"), text(tab, "#sentence"))
+    holds("checkpoint restored" in text(tab, "#sentence"), text(tab, "#sentence"))
     press(tab, "End", "answer")
     holds(tab.locator("#on").is_disabled(), "there is more after the answer")
     press(tab, "Home", "arrives")

@@ -93,7 +93,7 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
     wanted = chosen(scenario, question["profile"])
     result = run(scenario, wanted, arithmetic=numbers, detail=True)
     _recent[:] = [result]
-    worst = min(result.steps, key=lambda step: FATES.index(step.finding.fate))
+    worst = min(result.steps, key=lambda step: (FATES.index(step.finding.fate), -step.missed))
     sentences = {fact.word: fact.sentence for fact in reversed(worst.facts)}
     found = {row.kind for i in range(len(result.steps)) for row in _rows(result, i)}
     memory = [kind for kind in ("recurrent", "window") if kind in found] or ["attention"]
@@ -142,7 +142,14 @@ def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
             for fact in found
         ],
         "pool": list(pool),
+        "begin": next((i for i, each in enumerate(found) if each.decides), _ruled(found)),
     }
+
+
+def _ruled(found: Sequence["Frame"]) -> int:
+    """The first moment of a rule, else of the match, else the arrival."""
+    words = [each.word for each in found]
+    return next((words.index(word) for word in ("rule", "match") if word in words), 0)
 
 
 def opened(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,6 +256,7 @@ class Frame:
     word: str
     sentence: str
     rows: tuple[Row, ...]
+    decides: bool = False  # the event that the verdict on the request points to
 
 
 def frames(run: Run, index: int) -> Iterator[Frame]:
@@ -271,6 +279,10 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
         rows = _frame_rows(run, index, matched, before)
         yield Frame(word="match", sentence=facts["match"], rows=rows)
     rules = [statement.sentence for statement in step.statements if statement.word == "rule"]
+    told = step.finding
+    deciding = None
+    if told.fate != "right" and told.step == index and told.event >= 0:
+        deciding = step.events[told.event]
     done, decided = cached, False
     for event, number in _shown(step):
         progress = _processed(event, cached)
@@ -287,6 +299,7 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
             word=event.name().replace("-", " "),
             sentence=event.sentence,
             rows=_frame_rows(run, index, segments, before),
+            decides=event is deciding,
         )
     last = _state(run, step.detail.at[-1]) if step.detail.at else before
     rows = (*request(run, index), *(() if last is None else held(run, last, index)))

@@ -240,14 +240,18 @@ async function run() {
 const TONE = { wrong: "wrong", right: "right" };
 const SIGN = { wrong: "✗", right: "✓", lost: "–", "by-design": "≈" };
 const ANSWERS = { same: "matches", diverged: "WRONG", "by-design": "by design" };
-const NOUN = { wrong: "wrong", right: "right", lost: "reuse lost", "by-design": "differs by design" };
 
 function told(result, moments) {
+  byId("kept").hidden = true;
+  if (last && last.json === result.json) { // the run that is shown: a reader may be watching it
+    last = result;
+    player.load = moments;
+    return;
+  }
   const here = byId("which").value;
   const chosen = last && last.steps.length === result.steps.length && here !== "" ? Number(here) : result.worst;
   last = result;
   report = null;
-  byId("kept").hidden = true;
   byId("log").hidden = true;
   for (const id of ["share", "take", "json"]) byId(id).disabled = false;
   verdict(`${SIGN[result.fate] || "!"} ${result.verdict}`, TONE[result.fate] || "lost");

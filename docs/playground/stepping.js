@@ -19,7 +19,7 @@ class Player {
     byId("go").addEventListener("click", () => (this.timer ? this.stop() : this.go()));
   }
 
-  /** The requests of a run; the moments of the one that matters most are shown first. */
+  /** The requests of a run; the one that matters most is shown first, at the moment that decides it. */
   async begin(names, worst) {
     this.stop();
     byId("player").hidden = names.length === 0;
@@ -32,10 +32,9 @@ class Player {
     const data = await this.load(index);
     if (!data || !data.frames || !data.frames.length) { byId("player").hidden = true; return; }
     this.data = data;
-    const rule = data.frames.findIndex((each) => each.word === "rule" || each.word === "match");
     byId("moment").max = data.frames.length - 1;
     this.at = -1;
-    this.show(Math.max(0, rule));
+    this.show(data.begin);
   }
 
   show(at) {
@@ -69,7 +68,8 @@ class Player {
 
   go() {
     if (!this.data) return;
-    if (this.at === this.data.frames.length - 1) this.show(0);
+    if (this.at === this.data.frames.length - 1) this.show(this.data.begin);
+    byId("player").scrollIntoView({ block: "nearest" });
     this.timer = window.setInterval(() => {
       this.show(this.at + 1);
       if (this.at === this.data.frames.length - 1) this.stop();

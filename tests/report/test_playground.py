@@ -89,6 +89,21 @@ def test_a_request_is_stepped_through_with_the_rule_where_it_decides() -> None:
     assert ["wrong", "new"] == looks[-1]
 
 
+def test_the_moments_begin_where_the_wrong_answer_or_the_largest_loss_is_decided() -> None:
+    begun = {}
+    for name, profile in (
+        ("llama.cpp-two-codes", "llama.cpp@b11549"),
+        ("llama.cpp-24143-load-consumes-entry", "llama.cpp@b9538"),
+        ("llama.cpp-window-loses-a-key-each-trip", "llama.cpp@b9093"),
+    ):
+        told = question(do="run", text=text_of(name), profile=profile, arithmetic="ring")
+        moments = question(do="step", step=told["worst"])
+        at = moments["frames"][moments["begin"]]
+        begun[told["steps"][told["worst"]]["name"]] = at["word"]
+
+    assert {"b-asks": "checkpoint restored", "A-again": "match", "whole": "match"} == begun
+
+
 def test_a_file_is_opened_as_a_form_where_the_form_has_a_place_for_all_of_it() -> None:
     three = question(do="open", text=text_of("llama.cpp-three-requests"))
     window = question(do="open", text=text_of("llama.cpp-window-loses-a-key-each-trip"))
