@@ -115,18 +115,18 @@ def _(tab: Any) -> None:
     tab.keyboard.press("Home")
     start = place(tab)
     count = int(start.rpartition(" ")[2])
-    equal(f"Step A event 1 of {count}", start)
+    equal(f"Request A event 1 of {count}", start)
     tab.keyboard.press("ArrowLeft")
     equal(start, place(tab))
     for _ in range(count):
         tab.keyboard.press("ArrowRight")
-    holds(place(tab).startswith("Step B event 1 of"), place(tab))
+    holds(place(tab).startswith("Request B event 1 of"), place(tab))
     tab.keyboard.press("ArrowLeft")
-    equal(f"Step A event {count} of {count}", place(tab))
+    equal(f"Request A event {count} of {count}", place(tab))
     tab.keyboard.press("End")
     holds(tab.locator("#next").is_disabled(), "there is something behind the last event")
     tab.keyboard.press("p")
-    holds(place(tab).startswith("Step B event 1 of"), place(tab))
+    holds(place(tab).startswith("Request B event 1 of"), place(tab))
 
 
 @check("e goes to the next event that lost tokens, round and round", THREE)
@@ -146,14 +146,14 @@ def _(tab: Any) -> None:
 def _(tab: Any) -> None:
     tab.keyboard.press("Home")
     tab.keyboard.press("d")
-    holds("Step B" in place(tab), place(tab))
+    holds("Request B" in place(tab), place(tab))
     now = text(tab, "#now")
     holds("checkpoint kept" in now or "checkpoint erased" in now, now)
     tab.select_option("#right", "")
     equal(1, tab.locator(".pane").count())
     tab.keyboard.press("Home")
     tab.keyboard.press("d")
-    holds("Step C" in place(tab), place(tab))
+    holds("Request C" in place(tab), place(tab))
     holds("Off by 2.53" in text(tab, "#logits-0"), text(tab, "#logits-0"))
 
 
@@ -196,9 +196,9 @@ def _(tab: Any) -> None:
 @check("a click on an outcome, an event or a mark on the line goes there", THREE)
 def _(tab: Any) -> None:
     tab.locator("button.outcome").nth(0).click()
-    holds("Step A" in place(tab), place(tab))
+    holds("Request A" in place(tab), place(tab))
     tab.locator(".tick[data-step='1'][data-row='4']").click()
-    holds(place(tab).startswith("Step B event 5 of"), place(tab))
+    holds(place(tab).startswith("Request B event 5 of"), place(tab))
     tab.locator("#events-0 .events button").nth(2).click()
     holds("event 3 of" in place(tab), place(tab))
 
@@ -230,6 +230,18 @@ def _(tab: Any) -> None:
     holds(all(b - a <= 1 for a, b in pairwise(levels)), str(levels))
 
 
+@check("the picture begins with the rows that matter, and opens to all and closes again", THREE)
+def _(tab: Any) -> None:
+    few = tab.locator("#picture .r").count()
+    tab.click("#rows")
+    many = tab.locator("#picture .r").count()
+    holds(few < many, f"{few} rows, then {many}")
+    tab.click("#rows")
+    equal(few, tab.locator("#picture .r").count())
+    tab.keyboard.press("Home")
+    equal(0, tab.locator("#rows").count())
+
+
 @check("w walks the cause: made, kept, restored, wrong; and round again", THREE)
 def _(tab: Any) -> None:
     seen = []
@@ -238,11 +250,11 @@ def _(tab: Any) -> None:
         seen.append((place(tab).split(" event")[0], text(tab, ".chain [aria-current] b")))
     equal(
         [
-            ("Step C", "wrong"),
-            ("Step A", "made"),
-            ("Step B", "kept"),
-            ("Step C", "restored"),
-            ("Step C", "wrong"),
+            ("Request C", "wrong"),
+            ("Request A", "made"),
+            ("Request B", "kept"),
+            ("Request C", "restored"),
+            ("Request C", "wrong"),
         ],
         seen,
     )
@@ -289,7 +301,7 @@ def _(tab: Any) -> None:
     address = tab.evaluate("location.href")  # `tab.url` follows a moment later
     tab.goto("about:blank")
     tab.goto(address)
-    holds(place(tab).startswith("Step A event 2 of"), place(tab))
+    holds(place(tab).startswith("Request A event 2 of"), place(tab))
 
 
 @check("hostile names and texts stay texts", "hostile")

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from cachesim.errors import InputError
 from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
-from cachesim.report.picture import decisive, held, positions_of, request
+from cachesim.report.picture import decisive, held, positions_of, request, short
 from cachesim.report.picture import story as pictured
 from cachesim.report.story import SIGNS_TEXT, letters, prompt_parts, scale_of
 from cachesim.report.svg import STYLE, frame, hatches, row_svg, standalone
@@ -417,6 +417,7 @@ def drawn(run: Run) -> dict[str, Any]:
         **frame((row for rows in (*requests, *states) for row in rows), wide, ""),
         "requests": [[[row_svg(row, wide, "")] for row in rows] for rows in requests],
         "states": [[[row_svg(row, wide, "")] for row in rows] for rows in states],
+        "short": [short(run, index, states) for index in range(len(run.steps))],
         "chains": [[asdict(link) for link in chain(run, index)] for index in range(len(run.steps))],
     }
 

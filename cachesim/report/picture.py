@@ -28,6 +28,7 @@ from cachesim.play.states import (
 )
 from cachesim.report.chain import PLACE
 from cachesim.report.texts import Bar, BarKind, Texts, texts_of
+from cachesim.verify.verdict import SHOWN
 
 Kind: TypeAlias = Literal[
     "request", "slot", "attention", "window", "recurrent", "checkpoint", "entry", "tree"
@@ -195,6 +196,9 @@ def _parted(
         start += size_of(piece)
     return tuple(bars)
 
+
+RESTORED: Final = frozenset({"recurrent", "window"})
+"""Kinds of rows into which a checkpoint is restored."""
 
 MOST_CHECKPOINTS: Final = 5
 MOST_ENTRIES: Final = 8
@@ -491,13 +495,17 @@ def _shelf(texts: Texts, slot: SlotState, *, several: bool) -> Iterator[Row]:
         label = f"{len(slot.checkpoints) - len(shelf)} older checkpoints"
         yield Row(kind="checkpoint", label=label, bars=())
     for state in shelf:
-        made = "" if state.made_by is None else f", made by {texts.steps[state.made_by].name}"
         owner = f", slot {slot.id}" if several else ""
         yield Row(
             kind="checkpoint",
-            label=(f"checkpoint {checkpoint_word(state)}{made}{owner}"),
+            label=f"{_checkpoint_label(texts.steps, state)}{owner}",
             bars=_state(texts, state),
         )
+
+
+def _checkpoint_label(steps: Sequence[Step], state: CheckpointState) -> str:
+    made = "" if state.made_by is None else f", made by {steps[state.made_by].name}"
+    return f"checkpoint {checkpoint_word(state)}{made}"
 
 
 def checkpoint_word(each: CheckpointState) -> str:
@@ -634,6 +642,24 @@ def decisive(picture: Picture) -> Picture:
     )
 
 
+def short(run: Run, index: int, drawn: Sequence[Sequence[Row]]) -> dict[int, list[int]]:
+    """State -> its rows that matter to a step: memory, and the checkpoint that it resumed from.
+
+    `drawn` are the rows of every state. Empty for a step that resumed from no checkpoint.
+    """
+    found, detail = restored(run, index), run.steps[index].detail
+    if found is None or detail is None:
+        return {}
+    source = f"{_checkpoint_label(run.steps, found)},"
+    return {
+        number: [
+            *[i for i, row in enumerate(drawn[number]) if row.kind in RESTORED][:1],
+            *[i for i, row in enumerate(drawn[number]) if f"{row.label},".startswith(source)],
+        ]
+        for number in {detail.before, *detail.at} - {-1}
+    }
+
+
 def clip(row: Row, positions: int) -> Row:
     """The first positions of a row; its label has the number of tokens."""
     end = max((bar.end for bar in row.bars), default=0)
@@ -650,12 +676,12 @@ def clip(row: Row, positions: int) -> Row:
 def _heading(step: Step, *, words: bool) -> str:
     if step.error is not None or step.cached is None:
         return f"{step.name}: {step.error or step.do}"
-    answer = {"diverged": "answer WRONG", None: "not compared"}.get(step.answer, "answer right")
+    shown = "not compared" if step.answer is None else SHOWN[step.answer]
+    answer = shown if step.answer is None else f"answer {shown}"
     row = None if step.detail is None or not words else next(iter(step.detail.logits), None)
     if row is not None and row.cached != STOP:
         reply = text_of((row.cached,))
-        right = "right" if step.answer == "same" else answer
-        answer = f"reply {reply}, {right}"
+        answer = f"reply {reply}, {shown}"
         if row.cached != row.cold:
             return f"{step.name}: reply {reply} is WRONG, uncached run: {text_of((row.cold,))}"
     return f"{step.name}: {step.prompt_tokens} tokens, {step.cached} cached, {answer}"
@@ -721,7 +747,7 @@ def _arrow(
         for i, row in enumerate(rows)
         if i >= start and row.kind == "checkpoint" and row.label.startswith(f"checkpoint {word},")
     ]
-    into = [i for i, row in enumerate(mine) if row.kind in {"recurrent", "window"}]
+    into = [i for i, row in enumerate(mine) if row.kind in RESTORED]
     if not above or not into:
         return None
     return Arrow(

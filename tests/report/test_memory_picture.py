@@ -12,7 +12,7 @@ from cachesim.learn.drawing import drawn
 from cachesim.learn.kit import serve
 from cachesim.play.result import Run
 from cachesim.play.states import size_of
-from cachesim.report.picture import Picture, Row, after, clip, moment, story
+from cachesim.report.picture import Picture, Row, after, clip, held, moment, short, story
 from cachesim.report.picture_text import legend, rows
 from cachesim.report.story import memory_facts
 from cachesim.report.svg import body, inline, row_svg, standalone
@@ -105,6 +105,18 @@ def test_a_model_that_recalls_facts_is_drawn_in_words_and_its_long_request_is_cl
     assert "request b-reads: rules code-b document, 12 of 608 tokens" == clip(long, 12).label
     assert 12 == clip(long, 12).bars[-1].end
     assert ">short<" in body(picture, "")
+
+
+def test_a_short_view_has_the_memory_of_a_request_and_the_checkpoint_it_resumed_from() -> None:
+    run = watched("llama.cpp-two-codes", "llama.cpp@b11549")
+    drawn = [held(run, state) for state in there_is(run.detail).states]
+    at = there_is(run.steps[3].detail).at[run.steps[3].finding.event]
+
+    chosen = [drawn[at][row].label for row in short(run, 3, drawn)[at]]
+
+    assert ["recurrent state at 6", "checkpoint 7[6..6], made by a-asks"] == chosen
+    assert len(drawn[at]) > len(chosen)
+    assert {} == short(run, 0, drawn), "it resumed from nothing: every row is shown"
 
 
 def nodes_of(picture: Picture) -> list[tuple[str, int, int, str]]:

@@ -187,7 +187,7 @@ function draw() {
   const before = all.slice(0, at.step).reduce((sum, n) => sum + n, 0);
   const total = all.reduce((sum, n) => sum + n, 0);
   byId("where").replaceChildren(
-    h("b", {}, `Step ${runs[at.left].steps[at.step].name}`),
+    h("b", {}, `Request ${runs[at.left].steps[at.step].name}`),
     h("span", { class: "quiet wide" }, ` event ${at.row + 1} of ${all[at.step]}`),
     h("span", { class: "quiet narrow" }, ` ${at.row + 1} / ${all[at.step]}`),
   );
@@ -225,7 +225,7 @@ function drawStage() {
   const step = run.steps[at.step];
   const { event } = eventAt(0);
   const number = (which) => (!step.detail ? -1 : which < 0 ? step.detail.before : step.detail.at[which]);
-  byId("picture").replaceChildren(pictureView(run, at.step, number(event), event < 0 ? -1 : number(event - 1)));
+  byId("picture").replaceChildren(...[pictureView(run, at.step, number(event), event < 0 ? -1 : number(event - 1)), rowsButton(run, at.step, number(event))].filter(Boolean));
   const worst = chainStep(run);
   const told = run.steps[worst];
   byId("beside").replaceChildren(...[

@@ -9,13 +9,16 @@ function outlined(row, before) {
   return row.split(BAR).map((part, i) => (i === 0 ? part : (before.includes(part) ? BAR : '<g class="c changed">') + part)).join("");
 }
 
+let whole = false; // every row of memory is shown, and not only those that matter to the request
+
 /** The picture as an element: what the request got, then what the server holds. */
 function pictureView(run, step, number, previous) {
-  const { line, foot, axis, legend, note, requests, states } = run.picture;
+  const { line, foot, axis, legend, note, requests, states, short } = run.picture;
   const held = number >= 0 ? states[number] : null;
   if (!held) return h("p", { class: "quiet" }, "What the server held here was left out of this report.");
   const old = previous >= 0 && states[previous] ? states[previous].flat().join("") : null;
-  const rows = [...requests[step].flat(), ...held.flat().map((row) => outlined(row, old))];
+  const chosen = whole ? undefined : short[step][number];
+  const rows = [...requests[step].flat(), ...held.flat().filter((_, i) => !chosen || chosen.includes(i)).map((row) => outlined(row, old))];
   const high = rows.length * line + foot + note;
   const drawn = rows.map((row, i) => `<svg class="r" x="0" y="${i * line}" width="100%" height="${line}">${row}</svg>`).join("");
   const name = `Memory at request ${run.steps[step].name}`;
@@ -28,6 +31,12 @@ function pictureView(run, step, number, previous) {
   found.setAttribute("aria-label", name);
   found.prepend(title, about);
   return document.importNode(found, true);
+}
+
+/** The button that opens the picture to all rows, and closes it again. */
+function rowsButton(run, step, number) {
+  if (number < 0 || !run.picture.states[number] || !run.picture.short[step][number]) return null;
+  return h("button", { type: "button", id: "rows", "aria-expanded": String(whole), onclick: () => { whole = !whole; drawStage(); byId("rows").focus(); } }, whole ? "Show the rows that matter" : "Show all rows of memory");
 }
 
 /** The walk to what went wrong, as links; the one at the cursor is marked. */

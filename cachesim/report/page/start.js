@@ -69,7 +69,7 @@ function sourceView(name, detail) {
 // --- keys, tips, theme
 
 function helpView() {
-  const keys = [["← →", "one event back, one forward"], ["p n", "one step back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens, or kept what it should not"], ["d", "the first difference: of two profiles, or from the uncached answer"], ["w", "the next station of how it came to this: made, kept, restored, wrong"], ["c", "the other profile in the same picture"], ["t", "light or dark"], ["?", "this"]];
+  const keys = [["← →", "one event back, one forward"], ["p n", "one request back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens, or kept what it should not"], ["d", "the first difference: of two profiles, or from the uncached answer"], ["w", "the next station of how it came to this: made, kept, restored, wrong"], ["c", "the other profile in the same picture"], ["t", "light or dark"], ["?", "this"]];
   const list = (pairs) => h("dl", {}, pairs.map(([key, text]) => h("div", {}, h("dt", {}, key), h("dd", {}, text))));
   byId("keys").replaceChildren(
     h("h2", { id: "keys-title" }, "Keys and signs"),

@@ -17,7 +17,7 @@ const eventName = (event) => event.event.replaceAll("-", " ");
 // --- verdicts
 
 const ANSWERS = {
-  same: ["same", "✓"],
+  same: ["matches", "✓"],
   rounding: ["rounding", "✓"],
   "by-design": ["by design", "≈"],
   diverged: ["WRONG", "✗"],
@@ -26,7 +26,7 @@ const ANSWERS = {
 /** Worst first: a sign, a heading, and the class that gives the colour. */
 const FATES = {
   wrong: ["✗", "Wrong answer", "wrong"],
-  aborted: ["■", "The server ends", "error"],
+  aborted: ["■", "The server crashes", "error"],
   hung: ["…", "The server hangs", "error"],
   refused: ["⊘", "Refused", "error"],
   failed: ["!", "Failed", "error"],
