@@ -19,7 +19,8 @@ from typing import Final
 
 from cachesim.errors import InputError
 
-PAGE, PLOT, TABLE, PARQUET, GGUF = b"<!doctype html", b"<svg", b"trace,", b"PAR1", b"GGUF"
+PAGE, PLOT, GIF, TABLE = b"<!doctype html", b"<svg", b"GIF8", b"trace,"
+PARQUET, GGUF = b"PAR1", b"GGUF"
 """First bytes of the kinds of files that are replaced, in lower case for the texts."""
 
 ANYBODY: Final = 0o666

@@ -24,6 +24,11 @@ def output_at(path: Path | None, flag: str, kind: bytes = b"") -> Output | None:
 def write(output: Output, text: str) -> None:
     """Write a file; its name goes to standard error."""
     output.write(text)
+    written(output)
+
+
+def written(output: Output) -> None:
+    """The file's name, on standard error."""
     show(notes(), Text(f"{output.flag[2:]}: {output.path}"))
 
 

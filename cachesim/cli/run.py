@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import count, groupby
 from pathlib import Path
 from types import FrameType
@@ -27,10 +28,10 @@ from cachesim.cli.options import (
     Settings,
     refuse_beside,
 )
-from cachesim.cli.outputs import output_at, progress, write
+from cachesim.cli.outputs import output_at, progress, write, written
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError
-from cachesim.files import PAGE, PLOT, Output
+from cachesim.files import GIF, PAGE, PLOT, Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.play import run
@@ -38,7 +39,7 @@ from cachesim.play.result import Run
 from cachesim.play.statements import side_by_side
 from cachesim.report import json_output, tables
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.picture import after, decisive, moment
+from cachesim.report.picture import Picture, after, decisive, moment
 from cachesim.report.picture import story as pictured
 from cachesim.report.picture_text import blocks, legend
 from cachesim.report.story import event_lines, scale_of_run, step_after, step_before, story
@@ -215,7 +216,9 @@ def run_command(
         Path | None,
         Parameter(help="Write the report as one HTML page, to step through the events."),
     ] = None,
-    picture: Annotated[Path | None, Parameter(help="Draw one run: write a picture as SVG.")] = None,
+    picture: Annotated[
+        Path | None, Parameter(help="Draw one run: write a picture, as FILE.svg or as FILE.gif.")
+    ] = None,
 ) -> int:
     """Run scenarios: tokens reused, why not more, wrong answers.
 
@@ -268,19 +271,45 @@ def run_command(
         sys.stdout.flush()
         write_report(runs, page)
     if drawing is not None:
-        write(drawing, standalone(decisive(pictured(runs[0]))))
+        _draw(decisive(pictured(runs[0])), drawing)
     return status(runs)
 
 
 def _drawing_at(picture: Path | None, runs: int) -> Output | None:
     if picture is None:
         return None
-    if picture.suffix not in {"", ".svg"}:
-        msg = f"--picture {picture}: the picture is SVG; write a name that ends in .svg"
+    moves = picture.suffix == ".gif"
+    if not moves and picture.suffix not in {"", ".svg"}:
+        msg = f"--picture {picture}: write a name that ends in .svg, or in .gif"
         raise InputError(msg)
+    if moves and find_spec("PIL") is None:
+        raise InputError(f"--picture {picture}: {PILLOW}")
     if runs != 1:
         raise InputError(f"--picture draws one run, these are {runs}; add --profile")
-    return output_at(picture, "--picture", PLOT)
+    return output_at(picture, "--picture", GIF if moves else PLOT)
+
+
+PILLOW: Final = (
+    "a GIF needs Pillow, which is not installed here: pip install pillow; a name that ends in .svg "
+    "needs nothing"
+)
+MOST_ROWS: Final = 120
+"""Rows of a GIF: each request's frame holds those of all before it."""
+
+
+def _draw(picture: Picture, drawing: Output) -> None:
+    if drawing.kind == PLOT:
+        write(drawing, standalone(picture))
+        return
+    if len(picture.rows) > MOST_ROWS:
+        raise InputError(
+            f"--picture {drawing.path}: the picture has {len(picture.rows)} rows, a GIF at most "
+            f"{MOST_ROWS}; write a name that ends in .svg"
+        )
+    from cachesim.report.gif import write_gif
+
+    drawing.fill(lambda path: write_gif(picture, path))
+    written(drawing)
 
 
 def _explained(jobs: Sequence[Job], played: Iterable[Run], number: int | None) -> Iterator[Run]:
@@ -394,7 +423,7 @@ def _play_group(
     deadline: Deadline = ENDLESS,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Run] | ScenarioError:
-    """The profiles of one scenario, which share cold answers; or the scenario's error."""
+    """The profiles of one scenario, which share uncached answers; or the scenario's error."""
     oracle: Oracle | None = None
     runs = []
     for job in jobs:
