@@ -43,7 +43,7 @@ from two_codes import LENGTHS  # type: ignore[import-not-found]  # isort: skip
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
 PAGES: Final = (
-    "index.html", LESSON, "_generated/lessons/11-server-log.html", "_generated/causes.html",
+    "index.html", LESSON, "_generated/lessons/12-server-log.html", "_generated/causes.html",
     "quickstart.html", "install.html", "gallery.html",
     "_generated/releases.html", "_generated/python.html", "_generated/flags.html",
     "howto/hybrid-reprocesses-everything.html", "search.html",

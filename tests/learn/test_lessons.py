@@ -70,8 +70,8 @@ def blocks(chosen: Lesson) -> list[str]:
     return [part.text for part in parts if part.kind in {"code", "answer"}]
 
 
-def test_there_are_twelve_and_their_files_are_numbered() -> None:
-    assert list(range(1, 13)) == ORDINALS
+def test_there_are_thirteen_and_their_files_are_numbered() -> None:
+    assert list(range(1, 14)) == ORDINALS
 
 
 def typed_in(text: str) -> bool:
@@ -275,7 +275,7 @@ def test_the_two_texts_of_lesson_1_share_cells_in_picture_and_control() -> None:
 
 
 def test_the_capstone_predicts_what_the_second_server_did() -> None:
-    whole = execute(lesson(12))
+    whole = execute(lesson(13))
 
     assert "5" == [part.question.answer for part in whole.parts if part.question][-1]
     assert any("predicted 600  real 600" in part.output for part in whole.parts)
