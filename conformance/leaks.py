@@ -6,7 +6,7 @@ Lengths and common prefixes stay, so that the defect does. Positions are tried i
 the wrong memory first; the best outcome counts:
 
     leak            the reply is a value that only other requests contained
-    wrong text      the reply is another one than that of a cold run
+    wrong text      the reply is another one than that of an uncached run
     unchanged       logits differ, the reply does not
     not reproduced  no rewritten scenario has a wrong answer
 

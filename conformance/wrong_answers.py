@@ -19,7 +19,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Token, Tokens
 
 ROUNDING: Final = 0.02
-"""Cached and cold runs of a sound server lie closer than this: 16-bit keys and values round."""
+"""Cached and uncached runs of a sound server lie closer than this: 16-bit keys and values round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ state.
     in a cell   the number of the token's birth, for a cell is written before what it reads is known
 
 A token reads, in the recurrent place, its row; in the others the cell below its own, whose history
-must be that of all cells it sees. One that breaks the line, or is missing, is a stray. A cold run
-has one node per prefix, with all readings alike and no stray: a history is clean when it has the
-cold run's number. Clean memory gives the cold answer. Other memory may still do so, where the
-network is not affected: beyond its reach, or in a first layer that held the same token.
+must be that of all cells it sees. One that breaks the line, or is missing, is a stray. An uncached
+run has one node per prefix, with all readings alike and no stray: a history is clean when it has
+the uncached run's number. Clean memory gives the uncached answer. Other memory may still do so,
+where the network is not affected: beyond its reach, or in a first layer that held the same token.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ class Histories:
         self._parents.count = whole
 
     def clean(self, tokens: Tokens) -> list[NodeId]:
-        """The nodes of a cold run: of no token, of the first one, and so on."""
+        """The nodes of an uncached run: of no token, of the first one, and so on."""
         known = self._cold.get(tokens)
         if known is not None:
             return known
@@ -119,7 +119,7 @@ class Histories:
         return at // self._chunk * self._chunk if chunked else 0
 
     def read(self, place: int, clean: list[NodeId], at: int) -> NodeId:
-        """The node read by the token at `at` of a cold run; ROOT for the first of a chunk."""
+        """The node read by the token at `at` of an uncached run; ROOT for the first of a chunk."""
         return ROOT if self.begin(place, at) == at else clean[at]
 
     def token(self, node: NodeId) -> Token:

@@ -281,7 +281,7 @@ def play(
 ) -> Trial:
     """Run a workload; by default its first failure ends it, with `only` that of one kind.
 
-    Runs of workloads that are much alike may share `oracles`: cold answers are computed once.
+    Runs of workloads that are much alike may share `oracles`: uncached answers are computed once.
     With `thin` the network has one layer of each kind that the model has.
     """
     session = Session(scenario, profile, arithmetic=arithmetic, reads_state=False, thin=thin)

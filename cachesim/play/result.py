@@ -151,7 +151,7 @@ class TopLogit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitRow:
-    """A generated token: logits of the server and of the cold run, with greedy samples."""
+    """A generated token: logits of the server and of the uncached run, with greedy samples."""
 
     index: Annotated[int, "Which generated token."]
     token: Annotated[int, "The generated token."]

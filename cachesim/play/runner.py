@@ -66,7 +66,7 @@ ROWS: Final = 8
 """Generated tokens with reported logits, from the first."""
 
 TOP: Final = 4
-"""Reported tokens of each row: the largest logits of the cached and of the cold run."""
+"""Reported tokens of each row: the largest logits of the cached and of the uncached run."""
 
 
 class Watcher:
@@ -173,7 +173,7 @@ def size_of(held: Held) -> int:
 
 
 def _logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
-    """Logits of each generated token, from the server's row and from the cold run."""
+    """Logits of each generated token, from the server's row and from the uncached run."""
     reply = record.reply
     if reply is None or reply.error is not None or not reply.generated:
         return ()
@@ -532,8 +532,8 @@ def run(
     >>> played.steps[-1].answer
     'diverged'
 
-    Several runs of one scenario may share an oracle: cold answers are computed once. A run with a
-    diverged answer, or one that differs by design, is repeated with provenance traced in every
+    Several runs of one scenario may share an oracle: uncached answers are computed once. A run with
+    a wrong answer, or one that differs by design, is repeated with provenance traced in every
     memory, to find the state that differs. A scenario that expects a diverged answer is traced at
     once; so is a run with `detail`, which also reports the server's state after each event.
     """

@@ -27,7 +27,7 @@ ON_LLAMA_CPP: Final = playing.Stage(
     family=LLAMA_CPP,
     environment_for=server.environment_for,
     play=on_llama_cpp.play_scenario,
-    heads=("cached", "processed", "simulated", "answer", "real answer", "noise"),
+    heads=("cached", "prefilled", "simulated", "answer", "real answer", "noise"),
     shell=commands,
 )
 

@@ -27,6 +27,7 @@ from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 from cachesim.typed import Json
 from cachesim.units import Tokens
+from cachesim.verify.verdict import SHOWN
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,12 +106,13 @@ class Stage:
     def _table(self, name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
         title = f"{name} on {self.family.name} {release}"
         table = Table(title=title, title_style="", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-        for head in ("step", "prompt", *self.heads, ""):
-            left = head in {"step", ""}
+        for head in ("request", "prompt", *self.heads, ""):
+            left = head in {"request", ""}
             table.add_column(head, justify="left" if left else "right", no_wrap="answer" in head)
         for step in steps:
             verdict = "equal" if step.agrees else "DIFFERENT"
-            table.add_row(step.name, str(step.prompt_tokens or ""), *step.cells, verdict)
+            cells = (SHOWN.get(cell, cell) for cell in step.cells)
+            table.add_row(step.name, str(step.prompt_tokens or ""), *cells, verdict)
         return table
 
 

@@ -98,7 +98,7 @@ of the last token. bfloat16 rows are words of 16 bits.
 
 
 def rows_of(server: Server, request: Request) -> Rows:
-    """The rows of all tokens: computed by a cold run, never to be written to."""
+    """The rows of all tokens: computed by an uncached run, never to be written to."""
     return _cold(server, request.adapter, request.embedded)
 
 

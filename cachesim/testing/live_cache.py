@@ -3,7 +3,7 @@
 X in the key            nothing computed under another X is loaded: tokens, position, adapter,
                         image, model, data type, scaling of positions
 state of the boundary   the state is the one after exactly the tokens that the lookup promised
-true contents           the network continues as in a cold run, bit for bit
+true contents           the network continues as in an uncached run, bit for bit
 salts apart             a lookup never covers what only requests under other salts have stored
 only what was stored    nor anything else that nobody has stored
 promise kept            what a lookup covers can be loaded, whatever is stored in between

@@ -69,7 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.low = FIRST if spec.vocabulary > FIRST + 1 else 0
 
     def send(self, prompt: Tokens, predict: int = 2) -> None:
-        """Send a request; its answer must be the cold answer."""
+        """Send a request; its answer must be the uncached answer."""
         reply = self.loop.answer(Request(prompt=prompt, predict=predict))
         self.engine.check_integrity()
         if reply is None or reply.error is not None:

@@ -1,7 +1,7 @@
 """The oracle: logits of the network without any cache.
 
 `cold_logits` is the definition. `Oracle` computes the same rows for many prompts: it keeps its last
-few cold runs and extends one that is a prefix of the prompt. An extended run is a cold run still:
+few uncached runs and extends one that is a prefix of the prompt. An extended run is still uncached:
 append-only, in a plain store, no token removed, moved or shared. Logits are a function of the
 tokens, so those of a repeated prompt are not computed again.
 """
@@ -21,7 +21,7 @@ from cachesim.model.store import Ubatch
 from cachesim.units import Array, Token, Tokens
 
 PIECE: Final = 1 << 16
-"""Tokens per ubatch of a cold run; the split changes no bit."""
+"""Tokens per ubatch of an uncached run; the split changes no bit."""
 
 KEPT: Final = 8
 """Cold runs kept by an oracle, in LRU order."""
@@ -41,7 +41,7 @@ def cold_logits(
     rows: Iterable[int] | None = None,
     arithmetic: ArithmeticName = "float",
 ) -> Array:
-    """The logits of every token of a cold run, or of the requested rows, (rows, vocabulary)."""
+    """The logits of every token of an uncached run, or of these rows, (rows, vocabulary)."""
     network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
     run, ids = _ColdRun(network), tuple(tokens)
     if rows is None:

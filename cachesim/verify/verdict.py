@@ -1,6 +1,6 @@
 """The verdict on a reply, on two axes: answer and reuse.
 
-The answer, against a cold run of the same tokens, row by row:
+The answer, against an uncached run of the same tokens, row by row:
 
     same        every row has the cold row's bits
     rounding    float rows are off by less than `BOUND` of their largest logit. Arithmetic here is
@@ -48,7 +48,7 @@ BOUND: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongStep:
-    """The first generated token whose logits differ from the cold run."""
+    """The first generated token whose logits differ from the uncached run."""
 
     step: int
     token: Token  # what greedy sampling makes of the reply's row
@@ -70,7 +70,7 @@ class Verdict:
 def judge(
     reply: Reply, oracle: Oracle, *, due: Count = Count(0), trace: Traced | None = None
 ) -> Verdict | None:
-    """Compare a reply with the cold run of its own tokens; a refused request has no verdict.
+    """Compare a reply with the uncached run of its own tokens; a refused request has no verdict.
 
     Row `i` was taken after prompt + generated[:i], so its cold twin is the row at position
     `len(prompt) - 1 + i`. A reply that generated nothing is the same as any other such reply.
@@ -159,7 +159,7 @@ class Leak:
 
     index: int  # of the generated token
     text: str
-    cold: str  # the token of a cold run
+    cold: str  # the token of an uncached run
     requests: tuple[str, ...]  # that contained it
 
     def __str__(self) -> str:

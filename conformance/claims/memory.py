@@ -48,7 +48,7 @@ class Reading:
         return [cell.token for cell in self.cells if cell.position == position and cell.birth]
 
     def is_due(self, position: int, token: int) -> bool:
-        """True if the request has a token at a position, and a cold run would attend to it."""
+        """True if the request has a token at a position, and an uncached run would attend to it."""
         first = self.at - self.window + 1 if self.window else 0
         return max(0, first) <= position < len(self.text) and self.text[position] == token
 

@@ -152,7 +152,7 @@ def unproven(line: str, shown: str, proof: str) -> str:
             table = proof.partition(f" on {engine} {release.rpartition('@')[2]}\n")[2]
             table = re.split(r"\n\S+ on \S+ \S+\n", table)[0]
             row = re.search(rf"^[ │]*{re.escape(heading[2])} .*$", table, re.MULTILINE)
-            wrong = row is not None and re.search(r"WRONG|(diverged|off by).*diverged", row[0])
+            wrong = row is not None and re.search(r"WRONG \d|(WRONG|off by).*WRONG", row[0])
             if not wrong:
                 return f"not proven on {release}: {row and row[0]}"
     return ""

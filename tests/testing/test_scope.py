@@ -261,7 +261,7 @@ def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
 def test_the_real_package_ends_and_answers_wrongly_as_its_scope_does(capsys: Capture) -> None:
     out = output(capsys, ["check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1"], 1)
     assert "12 of 54 workloads failed (crash 4, wrong answer 8)" in " ".join(out.split())
-    assert "on the real package: r0: 0 cached, diverged" in out
+    assert "on the real package: r0: 0 cached, WRONG" in out
     assert 2 == out.count(f"evidence: {CONFIRMED}")
 
 

@@ -38,7 +38,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED
 from cachesim.units import Tokens
 from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import Answer, judge
+from cachesim.verify.verdict import SHOWN, Answer, judge
 
 if TYPE_CHECKING:
     from cachesim.testing.search import Counterexample
@@ -80,7 +80,7 @@ class Proof:
     def __str__(self) -> str:
         if self.wrong:
             return f"WRONG {self.distance:.2g}, token {self.token + 1}"
-        return f"same {self.distance:.0g}"
+        return f"{SHOWN['same']} {self.distance:.0g}"
 
 
 def divergence_of(one: Outcome, other: Outcome) -> tuple[float, int]:

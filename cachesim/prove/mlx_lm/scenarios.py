@@ -23,7 +23,7 @@ from cachesim.scenario.format import Scenario
 from cachesim.typed import there_is
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import judge
+from cachesim.verify.verdict import SHOWN, judge
 
 if TYPE_CHECKING:
     from cachesim.testing.search import Counterexample
@@ -197,7 +197,7 @@ def _proven_on_the_package(found: "Counterexample", profile: Profile) -> ProofRe
         wrong=answer == "diverged",
         ended=refusal is not None,
         cached=cached,
-        seen=refusal or f"{cached} cached, {answer}",
+        seen=refusal or f"{cached} cached, {SHOWN.get(answer or '', answer)}",
     )
 
 

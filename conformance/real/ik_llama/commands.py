@@ -34,6 +34,7 @@ from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
+from cachesim.verify.verdict import SHOWN
 from conformance.real import agreement as agreeing
 from conformance.real.ik_llama.binary import (
     BinaryError,
@@ -193,7 +194,7 @@ def _step_played(
     ended, proven = outcome.error == CRASH, cold is not None and bool(cold.top)
     apart, token = divergence_of(outcome, cold) if proven and cold else (0.0, 0)
     wrong = apart > ROUNDING
-    verdict = f"WRONG {apart:.2g}, token {token + 1}" if wrong else f"same {apart:.0g}"
+    verdict = f"WRONG {apart:.2g}, token {token + 1}" if wrong else f"{SHOWN['same']} {apart:.0g}"
     counts = (_count(outcome.cached), _count(outcome.processed))
     return playing.StepPlayed(
         name=step.name,
@@ -327,8 +328,8 @@ def _seen(step: Step, outcome: Outcome) -> dict[str, Any]:
 
 def _table(title: str, steps: Sequence[playing.StepPlayed]) -> Table:
     table = Table(title=title, title_style="", box=None, padding=(0, 0, 0, 2))
-    for head in ("step", "prompt", "cached", "processed", "reply", "beside a fresh server"):
-        table.add_column(head, justify="left" if head == "step" else "right")
+    for head in ("request", "prompt", "cached", "prefilled", "reply", "beside a fresh server"):
+        table.add_column(head, justify="left" if head == "request" else "right")
     for step in steps:
         table.add_row(step.name, str(step.prompt_tokens or ""), *step.cells)
     return table

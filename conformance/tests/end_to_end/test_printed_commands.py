@@ -19,7 +19,7 @@ llama.cpp@b9538, b11549, request C: WRONG answer: more was reused than was valid
   equal    20 tokens.
   prove it {PROOF}
 """
-TABLE = "x on llama.cpp {release}\n  step\n  C   40  1  39  equal, diverged  {verdict}\n"
+TABLE = "x on llama.cpp {release}\n  request\n  C   40  1  39  equal, WRONG  {verdict}\n"
 CALLS = [
     """curl -s localhost:8080/completion -d '{"n_probs": 1, "prompt": [[1], [2, 3]]}' &""",
     """curl -s localhost:8081/completion -d '{"n_probs": 1, "prompt": [2, 3]}'""",
@@ -55,7 +55,7 @@ def test_a_proof_that_proves_nothing_is_noticed() -> None:
     both = [
         TABLE.format(release=each, verdict="WRONG 2.9, token 1") for each in ("b9538", "b11549")
     ]
-    one = [both[0], TABLE.format(release="b11549", verdict="same 0")]
+    one = [both[0], TABLE.format(release="b11549", verdict="matches 0")]
 
     assert "" == unproven(PROOF, SHOWN, "\n".join(both))
     assert "not proven on b11549" in unproven(PROOF, SHOWN, "\n".join(one))

@@ -1,6 +1,6 @@
 """The answers of a server that quantises keys and values, computed again without its caches.
 
-A cold run cannot judge them: a token's keys depend on the calls that fed it.
+An uncached run cannot judge them: a token's keys depend on the calls that fed it.
 
     call      [ 0 ...... 8 )[ 8 ..... 16 )[ 16 )[ 17 )    attends to what those before it left
     written       exact         rounded    rounded ...    rounded once a call ends at the limit
