@@ -122,6 +122,7 @@ def recalled(tab: Any) -> None:
     tab.click("#go")
     holds(tab.evaluate(IN_VIEW), "the moments that play are not in view")
     wait(tab, "!window.playground.kept()")
+    tab.wait_for_timeout(500)
     goes_on = text(tab, "#go") == "Pause" or int(tab.locator("#moment").input_value()) > begins
     holds(goes_on, "the run that the browser played itself stopped the moments")
     say("the first run is shown, and replaced by the browser's own, which stops no one who watches")
@@ -340,9 +341,9 @@ def linked(tab: Any, address: str) -> None:
 def opened(tab: Any) -> None:
     """Scenarios from the list, a pasted file, a dropped log."""
     tab.click("#open summary")
-    tab.fill("#search", "no-rewind")
+    tab.fill("#search", "checkpoints-not-applied")
     tab.locator("#found button").first.click()
-    wait(tab, f"{RESULT} !== null && {RESULT}.scenario.includes('no-rewind')")
+    wait(tab, f"{RESULT} !== null && {RESULT}.scenario.includes('checkpoints-not-applied')")
     holds("format" in tab.locator("#toml").input_value(), "no file in the form")
     say("a scenario that the form has no place for opens as its file")
     tab.click("#open summary")

@@ -204,7 +204,7 @@ ON_A_SCHEDULER: Final = [
 
 def requests_of(name: str, patch: str) -> list[dict[str, Any]]:
     """A scenario's requests, with the simulator's replies."""
-    [(_, scenario)] = load_all([f"mlx-lm-vllm-mlx-{name}"])
+    [(_, scenario)] = load_all([f"vllm-mlx-{name}"])
     return [
         {
             "prompt": record.prompt,
@@ -245,7 +245,7 @@ def test_a_scenario_is_served_by_its_scheduler_as_told(
 
 @pytest.mark.wheel
 def test_a_streamed_reply_grows_the_entry_of_the_default_engine() -> None:
-    requests = requests_of("streamed-after-it", "vllm-mlx-whole")
+    requests = requests_of("prompt-fed-twice-when-streamed", "vllm-mlx-whole")
     limits = {"max_entries": 50}
     played = really_played(VLLM_MLX, "llama", limits=limits, whole=True, requests=requests)
 
