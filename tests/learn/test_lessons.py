@@ -295,7 +295,7 @@ def test_lessons_4_and_5_ask_for_the_cached_counts_of_three_requests() -> None:
 
 def test_a_lesson_that_is_not_there_is_named() -> None:
     with pytest.raises(InputError, match="there is no lesson 14; there are 1, 2"):
-        lesson(13)
+        lesson(14)
 
 
 @pytest.mark.parametrize(

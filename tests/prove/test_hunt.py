@@ -483,7 +483,7 @@ def test_rows_behind_the_first_token_that_differs_belong_to_other_texts() -> Non
 def test_an_answer_is_wrong_where_rounding_cannot_explain_it() -> None:
     assert "matches 0.0002" == str(Proof(distance=2e-4, token=3, noise=0.0))
     assert "WRONG 0.013, token 4" == str(Proof(distance=0.013, token=3, noise=1e-4))
-    assert "same 0.01" == str(Proof(distance=0.013, token=3, noise=0.01))
+    assert "matches 0.01" == str(Proof(distance=0.013, token=3, noise=0.01))
 
 
 def test_a_token_without_a_row_is_not_compared() -> None:
