@@ -36,11 +36,11 @@ class LoadedAdapters:
         """The adapter with the number of the load that answers the request."""
         if not lora.name:
             return lora
-        found = self._loaded.get(lora.name)
-        if found is None or replace(found, load=0) != lora:
+        lora_request = self._loaded.get(lora.name)
+        if lora_request is None or replace(lora_request, load=0) != lora:
             self._count += 1
-            found = self._loaded[lora.name] = replace(lora, load=self._count)
-        return found
+            lora_request = self._loaded[lora.name] = replace(lora, load=self._count)
+        return lora_request
 
 
 def maybe_get_adapters(fields: Mapping[str, Any], files: Sequence[str]) -> LoRARequest:

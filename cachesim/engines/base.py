@@ -218,8 +218,8 @@ class Engine(ABC):
 
     def books(self) -> dict[str, Any]:
         """Slots and prompt cache only: the part of `snapshot()` recorded after every step."""
-        found = self.snapshot()
-        return {name: found[name] for name in ("slots", "prompt_cache")}
+        snapshot = self.snapshot()
+        return {name: snapshot[name] for name in ("slots", "prompt_cache")}
 
     def held(self) -> Held:
         """The server's content; with token owners if the network is traced."""

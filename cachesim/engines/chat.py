@@ -255,15 +255,15 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> Tokens:
         """Tokenize a text: longest special texts first, bytes for the rest."""
-        found: list[Token] = []
+        tokens: list[Token] = []
         for piece in self._word.split(text):
             token = self._tokens.get(piece)
             if token is not None:
-                found.append(token)
+                tokens.append(token)
             else:
                 raw = piece.encode("utf-8", "surrogateescape")
-                found.extend(Token(FIRST_BYTE + byte) for byte in raw)
-        return tuple(found)
+                tokens.extend(Token(FIRST_BYTE + byte) for byte in raw)
+        return tuple(tokens)
 
     def decode(self, tokens: Sequence[Token]) -> str:
         """The text of tokens; invalid UTF-8 survives a round trip."""

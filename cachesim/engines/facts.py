@@ -59,10 +59,10 @@ def _package(engine: str) -> str:
 
 def _leaves(cls: type[Event]) -> Iterator[type[Event]]:
     """The leaf classes; of the pair that `slots=True` creates, the last one."""
-    found = {
+    below = {
         (subclass.__module__, subclass.__name__): subclass for subclass in cls.__subclasses__()
     }
-    for kind in found.values():
+    for kind in below.values():
         if kind.__subclasses__():
             yield from _leaves(kind)
         else:

@@ -303,8 +303,8 @@ class Family(Generic[R, S]):
         """Patches that fix wrong answers of a profile, merged ones first."""
         fits = self.fitting(profile.release)
         mine = (patch for patch in self.patches if not patch.server)
-        found = (patch for patch in mine if patch.cures and patch.name in fits)
-        left = (patch for patch in found if patch.name not in profile.patches)
+        fitting = (patch for patch in mine if patch.cures and patch.name in fits)
+        left = (patch for patch in fitting if patch.name not in profile.patches)
         return tuple(sorted(left, key=lambda patch: not patch.landed))
 
     def rules(self, profile: "Profile") -> R:

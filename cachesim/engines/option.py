@@ -113,10 +113,10 @@ def bytes_of_text(value: object) -> object:
     """`8GB` as 8000000000; other values unchanged."""
     if not isinstance(value, str) or len(value) > 40:
         return value
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", value)
-    if found is None or found[2].upper() not in UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in UNITS:
         return value
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def _short(value: object) -> str:

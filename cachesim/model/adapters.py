@@ -31,14 +31,14 @@ TARGETS: Final = ("attn_v.weight", "ssm_in.weight", "attn_qkv.weight", "shortcon
 
 def deltas(spec: ModelSpec, name: str) -> Weights:
     """An adapter's matrices A (rank, in) and B (out, rank), under the names of its file."""
-    found: Weights = {}
+    weights: Weights = {}
     for tensor, matrix in draw(spec).items():
         if tensor.endswith(TARGETS):
             random = np.random.default_rng([int(salt(spec.seed, f"{name} {tensor}")[0]), RANK])
             out, into = matrix.shape
-            found[f"{tensor}.lora_a"] = _normal(random, (RANK, into), into**-0.5)
-            found[f"{tensor}.lora_b"] = _normal(random, (out, RANK), 1.0)
-    return found
+            weights[f"{tensor}.lora_a"] = _normal(random, (RANK, into), into**-0.5)
+            weights[f"{tensor}.lora_b"] = _normal(random, (out, RANK), 1.0)
+    return weights
 
 
 def _normal(

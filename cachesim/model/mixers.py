@@ -164,8 +164,8 @@ def largest(scores: Array) -> Array:
     """The largest score of each row (K, 1, t, h, 1); one NumPy call for small arrays, else two."""
     if scores.size > FEW_SCORES:
         scores = np.maximum.reduce(scores, axis=1, keepdims=True)
-    found: Array = np.maximum.reduce(scores, axis=(1, -1), keepdims=True)
-    return found
+    highest: Array = np.maximum.reduce(scores, axis=(1, -1), keepdims=True)
+    return highest
 
 
 def gather(scores: Array, values: Array, count: int, group: int) -> Array:

@@ -235,14 +235,14 @@ class Attention:
             keys, values = (mix(hidden + self._salts[1:]) | _ONE)[:, :, None]
             if self._turns:
                 keys = keys * run.there[:, None]
-        lanes, found = run.store.attend(self.shape.layer, keys, values), []
+        lanes, words = run.store.attend(self.shape.layer, keys, values), []
         for row in rows:
             (lane, at), word = _place_of(row, lanes), hidden.item(row)
             query = _mixed(word + of_query) | 1
             if self._turns:
                 query *= run.powers.of(-positions.item(row))
-            found.append(_mixed(word + query * _seen(lane, at)))
-        return found
+            words.append(_mixed(word + query * _seen(lane, at)))
+        return words
 
 
 def _place_of(row: int, lanes: Lanes) -> tuple[Lane, int]:

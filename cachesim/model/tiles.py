@@ -211,8 +211,8 @@ class KeyMask(NamedTuple):
                 mask |= positions < first
             return cls(rows, slice(None), ((slice(None), mask[:, None, None]),))
         seen = (positions <= high.max()) & (positions >= low.min())
-        found = seen.any(axis=1).nonzero()[0]
-        blocks = slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0, 1)
+        columns = seen.any(axis=1).nonzero()[0]
+        blocks = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 1)
         near = positions[blocks]
         partly = ((near > high.min()) | (near < low.max())).any(axis=1).nonzero()[0]
         masks = []

@@ -253,8 +253,8 @@ class Traced:
         Networks with a short memory have equal rows at many positions; a row that was not computed
         at this one (a shifted context) is looked up at any.
         """
-        found = self._answers.get(_fingerprint(logits), {})
-        return found.get(position, next(reversed(found.values()), None))
+        answers = self._answers.get(_fingerprint(logits), {})
+        return answers.get(position, next(reversed(answers.values()), None))
 
     def fault(self, logits: Array, tokens: Tokens, *, cached: int | None = None) -> Fault | None:
         """The first wrong memory behind a row of logits that should have followed `tokens`.

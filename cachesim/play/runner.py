@@ -225,24 +225,24 @@ def mismatches(
     """
     mine = [expect for expect in scenario.expect if _is_for(scenario, expect, profile)]
     keys = ("cached", "processed", "error", "answer") if verified else KEYS_UNVERIFIED
-    found = [line for expect in mine for line in _unmet(expect, steps, keys)]
-    found += _unshown(scenario, profile, steps, verified=verified)
+    lines = [line for expect in mine for line in _unmet(expect, steps, keys)]
+    lines += _unshown(scenario, profile, steps, verified=verified)
     if late := [step.name for step in steps if step.error == TIMEOUT]:
         more = f" and {counted(len(late) - 1, 'step')} after it" if len(late) > 1 else ""
-        found.append(f"{late[0]}{more}: not run, the time given was over")
+        lines.append(f"{late[0]}{more}: not run, the time given was over")
     if not any(expect.answer is not None for expect in mine):
-        found += [
+        lines += [
             f"{step.name}: the answer is wrong, and no expectation says so"
             for step in steps
             if step.answer not in RIGHT
         ]
     if not any(expect.error is not None for expect in mine):
-        found += [
+        lines += [
             f"{step.name}: {step.error}, and no expectation says so"
             for step in steps
             if _went_wrong(step)
         ]
-    return found
+    return lines
 
 
 def excluded(scenario: Scenario, profile: Profile) -> list[Kind]:
@@ -304,10 +304,10 @@ def _unshown(
             "accepted": step.accepted,
             "companion": step.companion,
         }
-        for key, found in values.items():
+        for key, value in values.items():
             wanted = getattr(seen, key)
-            if wanted is not None and str(wanted) != _word(found):
-                yield f"{step.name}: {key} is {_word(found)}, and [shows] says {wanted}"
+            if wanted is not None and str(wanted) != _word(value):
+                yield f"{step.name}: {key} is {_word(value)}, and [shows] says {wanted}"
 
 
 def _mib(sizes: Iterable[int | None]) -> int:
@@ -336,10 +336,10 @@ def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterat
         if wanted is None:
             continue
         for step, item in zip(steps, _per_step(wanted, steps, key), strict=True):
-            found = getattr(step, key)
+            value = getattr(step, key)
             known = step.error != TIMEOUT and item != "any"
-            if known and found != (None if item in {"none", ""} else item):
-                yield f"{step.name}: {key} is {_word(found)}, expected {_word(item)}"
+            if known and value != (None if item in {"none", ""} else item):
+                yield f"{step.name}: {key} is {_word(value)}, expected {_word(item)}"
     for step, least in zip(steps, expect.least or (), strict=False):
         if step.error != TIMEOUT and isinstance(least, int) and (step.cached or 0) < least:
             yield f"{step.name}: cached is {_word(step.cached)}, expected {least} or more"

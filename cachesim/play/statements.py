@@ -435,9 +435,9 @@ def _consumer(facts: Sequence[Fact], past: Past) -> tuple[int, int] | None:
     fact = next((fact for fact in facts if fact.word == "consumed"), None)
     if fact is None:
         return None
-    found = [i for i, step in enumerate(past.steps) if step.name == fact.fields["step"]]
-    at = _index(past.steps[found[-1]], "cache-entry-loaded") if found else None
-    return None if at is None else (found[-1], at)
+    places = [i for i, step in enumerate(past.steps) if step.name == fact.fields["step"]]
+    at = _index(past.steps[places[-1]], "cache-entry-loaded") if places else None
+    return None if at is None else (places[-1], at)
 
 
 TITLES: Final[Mapping[Fate, str]] = {

@@ -100,13 +100,13 @@ class Provenance:
         """Births as pieces; empty without marks."""
         if birth == UNKNOWN:
             return []
-        at, found = bisect_right(self._firsts, birth) - 1, []
+        at, pieces = bisect_right(self._firsts, birth) - 1, []
         while count > 0:
             skipped = birth - self._firsts[at]
             piece = part_of(self._born[at], skipped, skipped + count)
-            found.append(piece)
+            pieces.append(piece)
             birth, count, at = birth + size_of(piece), count - size_of(piece), at + 1
-        return found
+        return pieces
 
     def folded(self, node: NodeId, until: int) -> list[Piece] | None:
         """The tokens that a recurrent row has folded in, oldest first.
@@ -148,7 +148,7 @@ class Provenance:
         Of equal steps the first is named.
         """
         if tokens not in self._spelled:
-            found: list[Piece] = []
+            pieces: list[Piece] = []
             at = 0
             while at < len(tokens):
                 rest = tokens[at:]
@@ -158,13 +158,13 @@ class Provenance:
                 step = max(shared, key=lambda step: (shared[step], -step), default=NOBODY)
                 count = shared.get(step, 0)
                 if count:
-                    found.append({"step": step, "at": at, "count": count})
-                elif found and "tokens" in found[-1]:
-                    found[-1]["tokens"].append(int(tokens[at]))
+                    pieces.append({"step": step, "at": at, "count": count})
+                elif pieces and "tokens" in pieces[-1]:
+                    pieces[-1]["tokens"].append(int(tokens[at]))
                 else:
-                    found.append({"tokens": [int(tokens[at])]})
+                    pieces.append({"tokens": [int(tokens[at])]})
                 at += max(1, count)
-            self._spelled[tokens] = found
+            self._spelled[tokens] = pieces
         return self._spelled[tokens]
 
 
@@ -185,31 +185,31 @@ def part_of(piece: Piece, start: int, end: int) -> Piece:
 
 def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
     """The tokens `[start, end)` of consecutive pieces."""
-    found, at = [], 0
+    parts, at = [], 0
     for piece in pieces:
         size = size_of(piece)
         first, last = max(start - at, 0), min(end - at, size)
         if first < last:
-            found.append(part_of(piece, first, last))
+            parts.append(part_of(piece, first, last))
         at += size
-    return found
+    return parts
 
 
 def pieces(origins: Iterable[Origin], after: Sequence[Piece] = ()) -> list[Piece]:
     """Consecutive origins merged into as few pieces as possible."""
-    found: list[Piece] = deepcopy(list(after))
+    merged: list[Piece] = deepcopy(list(after))
     for origin in origins:
-        last = found[-1] if found else {}
+        last = merged[-1] if merged else {}
         if origin.step == NOBODY:
             if "tokens" in last:
                 last["tokens"].append(origin.token)
             else:
-                found.append({"tokens": [origin.token]})
+                merged.append({"tokens": [origin.token]})
         elif last.get("step") == origin.step and last["at"] + last["count"] == origin.at:
             last["count"] += 1
         else:
-            found.append({"step": origin.step, "at": origin.at, "count": 1})
-    return found
+            merged.append({"step": origin.step, "at": origin.at, "count": 1})
+    return merged
 
 
 Pieces: TypeAlias = tuple[Piece, ...]

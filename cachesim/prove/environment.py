@@ -77,7 +77,7 @@ class Environment:
         stem = re.sub(r"[-_.]+", "_", project)
         named = f"lib/python*/site-packages/{stem}-{version or '*'}"
         builds = (f"{named}.dist-info", f"{named}+*.dist-info")  # a build of a version, as +cpu
-        return any(found for build in builds for found in self.folder.glob(build))
+        return any(file for build in builds for file in self.folder.glob(build))
 
     def _set_up(self) -> None:
         wanted = " ".join(self.requirements)
@@ -185,11 +185,11 @@ def versions_of(project: str) -> tuple[str, ...]:
 
 def read_versions(project: str, output: str) -> tuple[str, ...]:
     """The versions in pip's output."""
-    found = _LIST.search(output)
-    if found is None:
+    match = _LIST.search(output)
+    if match is None:
         msg = f"cannot look up the versions of {project}: pip named none"
         raise EnvironmentUnavailableError(msg)
-    return tuple(version.strip() for version in found["versions"].split(","))
+    return tuple(version.strip() for version in match["versions"].split(","))
 
 
 DONE: Final = "unpacked"

@@ -53,19 +53,19 @@ def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "")
     if release and scenario.engine.name == family.name:
         return (package_of(family, release)[0],)
     profiles = [full_profile(scenario.engine.name, profile) for profile in scenario.engine.profiles]
-    found = tuple(
+    releases = tuple(
         profile.release
         for profile in profiles
         if profile.engine == family.name
         and not profile.patches
         and profile.release in family.real()
     )
-    if not found:
+    if not releases:
         raise ScenarioError(
             f"{scenario.name}: none of its profiles is an unpatched release that a package of "
             f"{family.name} runs; there are {', '.join(family.real())}"
         )
-    return found
+    return releases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +224,10 @@ class Difference:
 
     def lines(self) -> Iterator[str]:
         """A line for each field that differs, as many as fit on a screen."""
-        found = list(islice(differing(self.real, self.simulated, ""), MOST_LINES + 1))
-        for where, real, simulated in found[:MOST_LINES]:
+        differences = list(islice(differing(self.real, self.simulated, ""), MOST_LINES + 1))
+        for where, real, simulated in differences[:MOST_LINES]:
             yield f"  {where}: real {_short(real)}, simulated {_short(simulated)}"
-        if len(found) > MOST_LINES:
+        if len(differences) > MOST_LINES:
             yield "  ..."
 
 

@@ -72,8 +72,8 @@ class JsonProcess:
         end = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, end - LAST))
         lines = self._errors.read().decode(errors="replace").splitlines()
-        found = next(filter(RAISED.match, reversed(lines)), lines[-1] if lines else "no message")
-        return f"status {status} ({found[:200]})"
+        message = next(filter(RAISED.match, reversed(lines)), lines[-1] if lines else "no message")
+        return f"status {status} ({message[:200]})"
 
     def __enter__(self) -> Self:
         return self

@@ -113,12 +113,12 @@ def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Js
 
 def until_error(results: Iterable[Json]) -> list[Json]:
     """Results up to the first that is an error."""
-    found: list[Json] = []
+    outcomes: list[Json] = []
     for result in results:
-        found.append(result)
+        outcomes.append(result)
         if "error" in result:
             break
-    return found
+    return outcomes
 
 
 def differences(started: Json, used: Json) -> list[list[str]]:

@@ -616,12 +616,12 @@ def _profile_for(scenario: Scenario, text: str) -> Profile | None:
 
 def chosen_profiles(scenario: Scenario, wanted: Sequence[str]) -> list[Profile]:
     """The requested profiles of the scenario's engine."""
-    found = (_profile_for(scenario, text) for text in wanted)
-    return [profile for profile in found if profile is not None]
+    profiles = (_profile_for(scenario, text) for text in wanted)
+    return [profile for profile in profiles if profile is not None]
 
 
 def misfits(scenario: Scenario, profiles: Sequence[str]) -> list[str]:
     """Problems of a scenario on these profiles, such as options that they lack."""
     engine = replace(scenario.engine, profiles=tuple(profiles))
-    found = check(replace(scenario.without_promises(), engine=engine))
-    return capped([e.text if e.path[:2] == ("engine", "profiles") else str(e) for e in found])
+    problems = check(replace(scenario.without_promises(), engine=engine))
+    return capped([e.text if e.path[:2] == ("engine", "profiles") else str(e) for e in problems])

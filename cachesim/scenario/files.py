@@ -146,7 +146,7 @@ PIECE: Final = re.compile(
 def lines_of(text: str) -> Mapping[Place, int]:
     """The line of every table and key, counted from 1."""
     starts = [0, *(match.end() for match in re.finditer(r"\n", text))]
-    found: dict[Place, int] = {}
+    lines: dict[Place, int] = {}
     counts: dict[Place, int] = {}
     table: Place = ()
     at = 0
@@ -155,15 +155,15 @@ def lines_of(text: str) -> Mapping[Place, int]:
         header, assigned = HEADER.match(text, at), ASSIGNED.match(text, at)
         if header:
             table = _table(parts_of(header[2]), counts, is_list=header[1] == "[[")
-            found.setdefault(table, line)
+            lines.setdefault(table, line)
             at = header.end()
         elif assigned:
             path = (*table, *parts_of(assigned[1]))
             for end in range(len(table) + 1, len(path) + 1):
-                found.setdefault(path[:end], line)
+                lines.setdefault(path[:end], line)
             at = assigned.end()
         at = _end_of_value(text, at)
-    return found
+    return lines
 
 
 def _table(parts: Place, counts: dict[Place, int], *, is_list: bool) -> Place:

@@ -114,8 +114,8 @@ def _stated(value: object) -> Json:
 def table(name: str = TABLE) -> Path | None:
     """A table of measurements, from the installed package or the source tree."""
     folder, docs = shipped_folder(), Path(__file__).parents[2] / "docs"
-    found = (*([folder / name] if folder else []), docs / name, docs / "measurements" / name)
-    return next((path for path in found if path.is_file()), None)
+    places = (*([folder / name] if folder else []), docs / name, docs / "measurements" / name)
+    return next((path for path in places if path.is_file()), None)
 
 
 @cache

@@ -174,11 +174,11 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 def piece_of(word: str) -> tuple[str, slice]:
     """A word's span or reply, and its slice."""
-    found = WORD.fullmatch(word)
-    if found is None:
+    match = WORD.fullmatch(word)
+    if match is None:
         return word, slice(None)
-    start, end = found["start"], found["end"]
-    return found["name"], slice(int(start) if start else None, int(end) if end else None)
+    start, end = match["start"], match["end"]
+    return match["name"], slice(int(start) if start else None, int(end) if end else None)
 
 
 def pieces(step: Step) -> Mapping[str, tuple[str, ...]]:
@@ -251,19 +251,19 @@ def draw_spans(
     if recalls:
         plain = range(recall.FIRST_FILLER, recall.FIRST_FILLER + len(recall.FILLERS))
     firsts: set[int] = set()
-    found: dict[str, Tokens] = {}
+    spans_drawn: dict[str, Tokens] = {}
     for name, value in spans.items():
         if isinstance(value, str):
-            found[name] = _words(name, value) if recalls else tokenizer.encode(value)
+            spans_drawn[name] = _words(name, value) if recalls else tokenizer.encode(value)
         elif isinstance(value, int):
             tokens = drawn(seed, name, value, plain.start, plain.stop)
             while tokens[0] in firsts and len(firsts) < len(plain):
                 tokens[0] = tokens[0] + 1 if tokens[0] + 1 in plain else plain.start
             firsts.add(tokens[0])
-            found[name] = as_tokens(tokens)
+            spans_drawn[name] = as_tokens(tokens)
         else:
-            found[name] = tuple(map(Token, value))
-    return found
+            spans_drawn[name] = tuple(map(Token, value))
+    return spans_drawn
 
 
 def _words(span: str, text: str) -> Tokens:

@@ -204,16 +204,16 @@ class Either:
 
 
 def _each_read(parts: Iterable[tuple[Any, object]], reader: Reader) -> dict[Any, Any]:
-    found, wrongs = {}, []
+    read, wrongs = {}, []
     for key, value in parts:
         try:
-            found[key] = reader.read(value)
+            read[key] = reader.read(value)
         except Wrong as wrong:
             wrongs += [((key, *place), text) for place, text in wrong.parts]
     if wrongs:
         msg = "; ".join(f"at {place}: {text}" for place, text in wrongs[:3])
         raise Wrong(msg, wrongs)
-    return found
+    return read
 
 
 @dataclass(frozen=True, slots=True)

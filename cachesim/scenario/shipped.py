@@ -49,20 +49,20 @@ def shipped_file(name: str) -> Path:
 
 def load_all(names: Iterable[str]) -> "list[tuple[str, Scenario]]":
     """The scenarios of arguments with their origins; all errors at once."""
-    found: list[tuple[str, Scenario]] = []
+    loaded: list[tuple[str, Scenario]] = []
     problems: list[str] = []
     for name in names:
         try:
             for source in sources(name):
                 try:
-                    found.append((source.name, source.load()))
+                    loaded.append((source.name, source.load()))
                 except ScenarioError as error:
                     problems.extend(error.problems)
         except ScenarioError as error:
             problems.extend(error.problems)
     if problems:
         raise ScenarioError(*problems)
-    return found
+    return loaded
 
 
 @dataclass(frozen=True, slots=True)

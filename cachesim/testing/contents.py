@@ -78,13 +78,13 @@ class Request:
         """The tokens as the network sees them: those of an image are its own."""
         if not self.image:
             return self.tokens
-        found = list(self.tokens)
+        embedded = list(self.tokens)
         digest = hashlib.sha256(self.image.encode()).digest()
-        for at in range(self.image_at, len(found)):
-            if found[at] != PLACEHOLDER:
+        for at in range(self.image_at, len(embedded)):
+            if embedded[at] != PLACEHOLDER:
                 break
-            found[at] = Token(FIRST + digest[(at - self.image_at) % len(digest)] % WORDS)
-        return tuple(found)
+            embedded[at] = Token(FIRST + digest[(at - self.image_at) % len(digest)] % WORDS)
+        return tuple(embedded)
 
     def first(self, count: int) -> "Request":
         """The request for its first tokens alone."""

@@ -53,15 +53,15 @@ class Tree:
 
     def path(self, tokens: Sequence[int]) -> list[int]:
         """The nodes of a text."""
-        found, node = [], 0
+        path, node = [], 0
         for token in tokens:
             after = self.children[node]
             if token not in after:
                 after[token] = self.count
                 self.count += 1
             node = after[token]
-            found.append(node)
-        return found
+            path.append(node)
+        return path
 
 
 def with_facts(steps: Sequence[Step], draws: Draws) -> list[Step]:

@@ -510,15 +510,15 @@ class _Player:
         self._story.broken("true contents", why)
 
     def _source(self, layer: int, row: bytes, at: int) -> tuple[Server, Request, int] | None:
-        found = None
+        source = None
         for server, other in [
             *reversed(self._ever),
             *((self._server, request) for request in self._asked),
         ]:
             for index, stored in enumerate(rows_of(server, other)[layer]):
-                if stored.tobytes() == row and (found is None or index == at != found[2]):
-                    found = server, other, index
-        return found
+                if stored.tobytes() == row and (source is None or index == at != source[2]):
+                    source = server, other, index
+        return source
 
     def _named(
         self, request: Request, shape: LayerShape, at: int, source: tuple[Server, Request, int]
@@ -580,11 +580,11 @@ class _Player:
         if self.limit is not None or not self.persists:
             return
         for asked, count in before:
-            found = self._call(self._cache(0).lookup, asked)
-            if found < count:
+            known = self._call(self._cache(0).lookup, asked)
+            if known < count:
                 self._story.broken(
                     "acknowledged stays",
-                    f"lookup({self._text(asked)}) is {found}, and was {count} before",
+                    f"lookup({self._text(asked)}) is {known}, and was {count} before",
                 )
 
     def _write(self, request: Request) -> None:
@@ -601,8 +601,8 @@ class _Player:
             "dtype": [replace(plain, dtype="float16"), replace(plain, dtype="bfloat16")],
             "rope": [replace(plain, rope_base=40000.0)],
         }
-        found = [other for name in OF_SERVERS if name in self.varied for other in others[name]]
-        return [plain, *found] if found else []
+        others_of = [other for name in OF_SERVERS if name in self.varied for other in others[name]]
+        return [plain, *others_of] if others_of else []
 
     def _served_by(self, server: Server) -> None:
         self._server = server

@@ -38,8 +38,8 @@ class Pictures:
         parts: list[str | tuple[int, ...]] = []
         start = at = 0
         while at < len(prompt):
-            found = (n for n, run in self._runs.items() if prompt[at : at + len(run)] == run)
-            name = next(found, None)
+            named = (n for n, run in self._runs.items() if prompt[at : at + len(run)] == run)
+            name = next(named, None)
             if name is None:
                 at += 1
                 continue

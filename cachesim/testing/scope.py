@@ -155,15 +155,15 @@ class WholeScope:
     def statement(self, report: Report) -> str:
         """The workloads that were run, and the conclusion."""
         count, failed = counted(report.workloads, "workload"), sum(report.failed.values())
-        found = f"no wrong answer in {count}"
+        outcome = f"no wrong answer in {count}"
         if failed:
             kinds = ", ".join(f"{kind} {times}" for kind, times in sorted(report.failed.items()))
-            found = f"{failed:,} of {count} failed ({kinds})"
+            outcome = f"{failed:,} of {count} failed ({kinds})"
         scope = f"the whole scope of up to {self.requests} requests"
         if self.is_whole(report):
-            return f"{found}: {scope}"
+            return f"{outcome}: {scope}"
         why = "the search ended at its finding" if report.counterexample else "the time was over"
-        return f"{found}: not {scope}, {why}"
+        return f"{outcome}: not {scope}, {why}"
 
 
 def described(scope: Scope) -> str:
@@ -188,7 +188,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[Scope, ...]:
     """The scopes of an engine for this release and model, each with the flags of its server."""
     family, layers = family_of(profile.engine), frozenset(preset(model).layers)
-    found, refused = [], ["its Search states none (`scopes`)"]
+    scopes, refused = [], ["its Search states none (`scopes`)"]
     for scope in search_of(family).scopes:
         if (scope.layers and not scope.layers & layers) or scope.without & layers:
             continue
@@ -206,11 +206,11 @@ def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[S
         except InputError as error:
             refused.append(str(error))
         else:
-            found.append(replace(scope, flags=flags))
-    if not found:
+            scopes.append(replace(scope, flags=flags))
+    if not scopes:
         msg = f"{profile} has no small scope for {model}: {refused[-1]}"
         raise InputError(msg)
-    return tuple(found)
+    return tuple(scopes)
 
 
 def _continued(
@@ -235,18 +235,18 @@ def _continued(
 
 def _prompts(scope: Scope, sent: tuple[_Sent, ...]) -> dict[tuple[Ids, int], None]:
     """Each prompt once: what it keeps of an earlier conversation, and its number of new tokens."""
-    found: dict[tuple[Ids, int], None] = {}
+    prompts: dict[tuple[Ids, int], None] = {}
     if "new" in scope.acts or not sent:
-        found |= {((), length): None for length in scope.lengths}
+        prompts |= {((), length): None for length in scope.lengths}
     for request in reversed(sent):
         if "again" in scope.acts:
-            found[request.prompt, 0] = None
+            prompts[request.prompt, 0] = None
         if "continue" in scope.acts:
-            found |= {(request.text, more): None for more in scope.more}
+            prompts |= {(request.text, more): None for more in scope.more}
         if "part" in scope.acts:
             cuts = (cut for cut in scope.lengths if cut < len(request.text))
-            found |= {(request.text[:cut], more): None for cut, more in product(cuts, scope.more)}
-    return found
+            prompts |= {(request.text[:cut], more): None for cut, more in product(cuts, scope.more)}
+    return prompts
 
 
 def _variants(scope: Scope, step: Step, *, first: bool) -> Iterator[tuple[Step, ...]]:

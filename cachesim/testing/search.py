@@ -592,19 +592,21 @@ def compare(
     going: Callable[[Comparison], bool] = lambda _: True,
 ) -> Comparison:
     """Run the same workloads on both; those that only one accepts are left out."""
-    found = Comparison(one=Side(profile=one), other=Side(profile=other))
+    comparison = Comparison(one=Side(profile=one), other=Side(profile=other))
     for scenario in islice(workloads(one, model, seed=seed, shape=shape), examples):
-        if not going(found):
+        if not going(comparison):
             break
         if not playable(scenario, other):
             continue
         trials = [
-            trial_of(found.workloads, scenario, profile, arithmetic=arithmetic, stop_early=False)
+            trial_of(
+                comparison.workloads, scenario, profile, arithmetic=arithmetic, stop_early=False
+            )
             for profile in (one, other)
         ]
-        found.workloads += 1
-        found.requests += trials[0].requests
-        found.prompt_tokens += sum(len(step.prompt or ()) for step in scenario.step)
-        found.one.add(scenario, *trials)
-        found.other.add(scenario, *reversed(trials))
-    return found
+        comparison.workloads += 1
+        comparison.requests += trials[0].requests
+        comparison.prompt_tokens += sum(len(step.prompt or ()) for step in scenario.step)
+        comparison.one.add(scenario, *trials)
+        comparison.other.add(scenario, *reversed(trials))
+    return comparison

@@ -72,15 +72,15 @@ def _tokens(written: str | tuple[int, ...] | None, scenario: Scenario) -> tuple[
     """The tokens of a prompt or suffix; images have numbers of their own, below 0."""
     if not isinstance(written, str):
         return written or ()
-    found: list[int] = []
+    tokens: list[int] = []
     for name in written.split():
         span = scenario.spans[name]
         if isinstance(span, int):
             first = -MOST_TOKENS * (1 + scenario.images.index(name))
-            found += range(first, first + span)
+            tokens += range(first, first + span)
         elif not isinstance(span, str):
-            found += span
-    return tuple(found)
+            tokens += span
+    return tuple(tokens)
 
 
 def _chat(step: Step) -> str:

@@ -185,21 +185,21 @@ def causes(
 
     `trial` is the workload run to its end, if already done.
     """
-    found: dict[Cause, tuple[int, str]] = {}
+    seen: dict[Cause, tuple[int, str]] = {}
     oracles = oracles or Oracles()
     trial = trial or _played(scenario, profile, arithmetic, oracles, find)
     if trial.finding is not None and trial.finding.kind == "broken invariant":
         if find != "lost":
             broken = Cause("broken invariant", (_unnumbered(trial.finding.detail),))
-            found[broken] = (trial.finding.step, trial.finding.detail)
-        return found
+            seen[broken] = (trial.finding.step, trial.finding.detail)
+        return seen
     if find != "lost":
         shown = _wrong(trial, scenario, profile, arithmetic, oracles)
     else:
         shown = lost(run(scenario, profile, arithmetic=arithmetic), scenario)
     for cause, step, detail in shown:
-        found.setdefault(cause, (step, detail))
-    return found
+        seen.setdefault(cause, (step, detail))
+    return seen
 
 
 def causes_by_step(
@@ -208,11 +208,11 @@ def causes_by_step(
     """The causes of each failing step; none for one that inherits a wrong slot."""
     oracles = Oracles()
     trial = _played(scenario, profile, arithmetic, oracles)
-    found: dict[int, frozenset[Cause]] = {finding.step: frozenset() for finding in trial.findings}
+    by_step: dict[int, frozenset[Cause]] = {finding.step: frozenset() for finding in trial.findings}
     if trial.finding is None or trial.finding.kind != "broken invariant":
         for cause, step, _ in _wrong(trial, scenario, profile, arithmetic, oracles):
-            found[step] |= {cause}
-    return found
+            by_step[step] |= {cause}
+    return by_step
 
 
 def _wrong(
@@ -275,12 +275,12 @@ def cured_by(
     without = {
         patch.name: wrong_with(other for other in known if other is not patch) for patch in known
     }
-    found: dict[int, tuple[Patch[Any], ...]] = {}
+    cures: dict[int, tuple[Patch[Any], ...]] = {}
     for step in cured:
         needed = tuple(patch for patch in known if step in without[patch.name])
         enough = (patch for patch in known if step not in wrong_with([patch]))
-        found[step] = needed or tuple(islice(enough, 1))
-    return found
+        cures[step] = needed or tuple(islice(enough, 1))
+    return cures
 
 
 def _inherited(played: Run, index: int) -> bool:

@@ -92,12 +92,12 @@ class Drawn:
 @cache
 def flags_of(profile: Profile) -> Mapping[str, tuple[Any, ...]]:
     """The flags and values that a profile accepts, found by trial."""
-    found = {}
+    flags = {}
     for option in family_of(profile.engine).table():
         kept = tuple(v for v in option.tried if _accepts(profile, "dense", {option.name: v}))
         if kept:
-            found[option.name] = kept
-    return found
+            flags[option.name] = kept
+    return flags
 
 
 def try_flags(profile: Profile, model: str, options: Mapping[str, Any]) -> None:
@@ -135,8 +135,8 @@ def corners(profile: Profile, model: str, *, guided: bool = False) -> tuple[Corn
 
 def draw_corner(draws: Draws, profile: Profile, model: str) -> Corner:
     """Draw a corner case of the engine, or as often none; without any, nothing is drawn."""
-    found = corners(profile, model)
-    return draws.one_of(found) if found and draws.integer(0, 1) else Corner()
+    known = corners(profile, model)
+    return draws.one_of(known) if known and draws.integer(0, 1) else Corner()
 
 
 def draw_flags(
@@ -415,16 +415,16 @@ def inside(shape: Shape, corner: Corner) -> Shape:
 
 def with_alike(steps: Sequence[Step]) -> list[Step]:
     """Steps of which those sent together differ in their prompts alone."""
-    found: list[Step] = []
+    alike_steps: list[Step] = []
     for step in steps:
-        if step.with_previous and not step.turns and found:
-            first = found[-1]
+        if step.with_previous and not step.turns and alike_steps:
+            first = alike_steps[-1]
             alike = ("slot", "cache_prompt", "reply", "predict", "options", "suffix")
             same = {field: getattr(first, field) for field in alike}
-            found.append(replace(step, **same))
+            alike_steps.append(replace(step, **same))
         else:
-            found.append(step)
-    return found
+            alike_steps.append(step)
+    return alike_steps
 
 
 class Client:

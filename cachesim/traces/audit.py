@@ -176,17 +176,17 @@ class Audit:
             f"cleared {self.cleared:,} times; at most {self.most:,} held at once, "
             f"{self._held:,} at the end."
         )
-        found = [counts]
+        lines = [counts]
         if self.consistent:
             return [
-                *found,
+                *lines,
                 "The stream is consistent: each removed block and each parent was held.",
             ]
         for kind, meaning in FINDINGS.items():
             if self.found[kind]:
-                found.append(f"{self.found[kind]:,} {meaning}")
-                found += [f"  {e.sentence}" for e in self.examples if e.kind == kind]
-        return found
+                lines.append(f"{self.found[kind]:,} {meaning}")
+                lines += [f"  {e.sentence}" for e in self.examples if e.kind == kind]
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         """The audit as plain data."""

@@ -83,7 +83,7 @@ class Texts:
 
     def runs(self, tokens: Sequence[Hashable]) -> tuple[Run, ...]:
         """The runs of a text from its beginning."""
-        found: list[Run] = []
+        runs: list[Run] = []
         node, text = 0, -1
         for at in range(0, len(tokens), PIECE):
             piece = tuple(tokens[at : at + PIECE])
@@ -98,8 +98,8 @@ class Texts:
                 if len(kept) < SIBLINGS:
                     kept.append(piece)
             node, own = known
-            found += own
-        return joined(found)
+            runs += own
+        return joined(runs)
 
     def _split(self, node: int, piece: tuple[Hashable, ...], text: int, at: int) -> tuple[Run, ...]:
         """A new piece: what it shares with a sibling, and tokens of its own."""
@@ -135,8 +135,8 @@ class Requests:
         self, prompt: Sequence[Run], reply: Sequence[Run], time: float, *, silent: bool
     ) -> TraceRequest:
         more = {"silent": silent, "seconds": True, "assumed": self.assumed}
-        found = self.chains.request(joined(prompt), joined(reply), time, **more)
-        return found if found.output else replace(found, output=1)
+        request = self.chains.request(joined(prompt), joined(reply), time, **more)
+        return request if request.output else replace(request, output=1)
 
     def of_messages(
         self, messages: Sequence["Message"], reply: str, time: float, *, silent: bool
@@ -391,8 +391,10 @@ LOGGED: Final = re.compile(
 
 def read_sglang_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
     """The requests of a log of SGLang with `--log-requests-format json`; see `RequestLogger`."""
-    found = ((LOGGED.search(text), text, place) for text, place in lines)
-    return read_tokens((json_of(text[at.end() :], place), place) for at, text, place in found if at)
+    logged = ((LOGGED.search(text), text, place) for text, place in lines)
+    return read_tokens(
+        (json_of(text[at.end() :], place), place) for at, text, place in logged if at
+    )
 
 
 ASKED: Final = re.compile(
@@ -426,12 +428,12 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
         return next((part for part in parts if part.rpartition("-")[0] == name), None)
 
     for text, place in lines:
-        if found := ASKED.match(text):
-            waiting[found[1]] = _ids_in(found[2], place), None
-        elif (found := ANSWERED.match(text)) and (name := received(found[1])):
+        if match := ASKED.match(text):
+            waiting[match[1]] = _ids_in(match[2], place), None
+        elif (match := ANSWERED.match(text)) and (name := received(match[1])):
             reply = deltas.setdefault(name, [])
-            reply += _ids_in(found[3] or "", place)
-            if not found[2]:
+            reply += _ids_in(match[3] or "", place)
+            if not match[2]:
                 waiting[name] = waiting[name][0], deltas.pop(name)
         while waiting and (first := next(iter(waiting.values())))[1] is not None:
             del waiting[next(iter(waiting))]
@@ -444,13 +446,13 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
 
 def _ids_in(text: str, place: str) -> list[int]:
     """Token ids between commas; no tokenizer has one of more than 18 digits."""
-    found = [part for part in map(str.strip, text.split(",")) if part]
+    parts = [part for part in map(str.strip, text.split(",")) if part]
     wrong = next(
-        (part for part in found if not (part.isascii() and part.isdigit()) or len(part) > 18), None
+        (part for part in parts if not (part.isascii() and part.isdigit()) or len(part) > 18), None
     )
     if wrong is not None:
         raise TraceError(f"{place}: {wrong[:20]!r} is no token id; write whole numbers")
-    return list(map(int, found))
+    return list(map(int, parts))
 
 
 def _of_tokens(
@@ -487,7 +489,7 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
             raise TraceError(f"{place}: requests is no list; write a conversation in each line")
         size = whole(value.get("block_size"), 1, MOST_TOKENS, f"{place}: block_size")
         scope = "" if value.get("hash_id_scope") == "global" else at
-        found = []
+        stream = []
         for request, time in _flattened(value["requests"], place):
             where = f"{place}: a request at {time:g} s"
             length = whole(request.get("in"), 1, MOST_TOKENS, f"{where}: in")
@@ -503,7 +505,7 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
                 blocks.append(numbers[key])
             while len(blocks) < -(-length // size):
                 blocks.append(next(fresh))
-            found.append(
+            stream.append(
                 TraceRequest(
                     time=1000 * time,
                     length=length,
@@ -513,8 +515,8 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
                     assumed=TOGETHER,
                 )
             )
-        found.sort(key=lambda trace_request: trace_request.time)
-        streams.append(found)
+        stream.sort(key=lambda trace_request: trace_request.time)
+        streams.append(stream)
     yield from heapq.merge(*streams, key=lambda request: request.time)
 
 
@@ -547,11 +549,11 @@ COLUMNS: Final = (
 def columns_of(head: str) -> dict[str, int] | None:
     """The places of the columns in a table's head; None if it is no such table."""
     names = [part.strip().strip('"').lower() for part in head.split(",")]
-    found = {
+    columns = {
         key: next((names.index(name) for name in known if name in names), -1)
         for key, known in COLUMNS
     }
-    return None if min(found.values()) < 0 else found
+    return None if min(columns.values()) < 0 else columns
 
 
 def read_lengths(
@@ -616,14 +618,14 @@ def open_form(
 ) -> Opened:
     """A trace's block size and its requests, in any form; see `open_trace`."""
     name = name or str(path)
-    found = opened(path, name)
-    if found is None:
+    open_file = opened(path, name)
+    if open_file is None:
         return open_trace(path, unit, name=name, clock=clock, rank=rank)
     if rank is not None or clock is not None or unit:
         flag = "--rank" if rank is not None else "--timestamps" if clock else "--unit"
         msg = f"{name}: {flag} is for blocks and events, and this form says it itself; leave it out"
         raise TraceError(msg)
-    return found
+    return open_file
 
 
 def opened(path: Path, name: str) -> Opened | None:

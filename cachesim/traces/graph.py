@@ -89,7 +89,7 @@ class Writer:
     def write(self, root: object) -> None:
         """Add an object and all that it leads to."""
         waiting: deque[object] = deque([root])
-        found: list[tuple[Node, list[object]]] = []
+        nodes: list[tuple[Node, list[object]]] = []
         known: dict[int, tuple[Node, list[object], bool]] = {}
         while waiting:
             stack = [(waiting.popleft(), False)]
@@ -107,11 +107,11 @@ class Writer:
                     stack += [(each, True), *((part, False) for part in reversed(parts))]
                     continue
                 self._numbers[id(each)] = len(self.nodes)
-                found.append((node, parts))
+                nodes.append((node, parts))
                 self.nodes.append(node)
                 if not first:
                     waiting.extend(parts)
-        for node, parts in found:
+        for node, parts in nodes:
             node.append([self._value(part) for part in parts])
 
     def text(self, root: object) -> bytes:
@@ -423,10 +423,10 @@ class _Reader:
     def function(self, node: Node) -> Value:
         module, name, *key = node[1:-1]
         names = vars(import_module(module)) if is_ours(module) else {}
-        found = names[name][key[0]] if key else names[name]
-        if not isinstance(found, FunctionType) or found.__module__ != module:
+        named = names[name][key[0]] if key else names[name]
+        if not isinstance(named, FunctionType) or named.__module__ != module:
             raise DamagedError(f"a function {module}.{name}")
-        return found
+        return named
 
 
 def _dtype(text: object) -> np.dtype[Value]:

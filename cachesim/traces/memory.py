@@ -51,15 +51,15 @@ def longest_of(engine: Engine) -> dict[str, int]:
 
 def pools(engine: Engine, memory: int) -> dict[str, int]:
     """The flags that size the pools of a server with so much memory."""
-    name, found = engine.profile.engine, engine.pool_flags(memory)
-    if found is None:
+    name, flags = engine.profile.engine, engine.pool_flags(memory)
+    if flags is None:
         msg = f"memory sizes no pool of {name}: {name} takes the limits of its own flags"
         raise InputError(msg)
-    small = next((flag for flag, value in found.items() if value < 2), None)
+    small = next((flag for flag, value in flags.items() if value < 2), None)
     if small is not None:
-        msg = f"memory = {memory:,} bytes is too little for {name}: {small} would be {found[small]}"
+        msg = f"memory = {memory:,} bytes is too little for {name}: {small} would be {flags[small]}"
         raise InputError(msg)
-    return found
+    return flags
 
 
 KINDS: Final = {
@@ -76,13 +76,13 @@ def bytes_of(
     """Source of the counted bytes, as plain data."""
     own = family_of(Profile.parse(profile).engine).describes_model
     token, window, state = sizes_of(spec)
-    found: dict[str, Any] = {
+    counted: dict[str, Any] = {
         "of": "options" if own else "given" if by else "small network",
         "by": ", ".join(own) if own else by or "",
     }
     if not own:  # for a token of the trace
-        found |= {"token": token / scale, "window": window / scale, "state": state}
-    return {**found, "limits": dict(limits)}
+        counted |= {"token": token / scale, "window": window / scale, "state": state}
+    return {**counted, "limits": dict(limits)}
 
 
 def sentence_of(entry: Mapping[str, Any], scale: int) -> str:

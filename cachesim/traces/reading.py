@@ -75,13 +75,13 @@ class Chains:
 
     def of(self, runs: Iterable[Run]) -> tuple[tuple[int, int], ...]:
         """Each run as a block with its number of tokens."""
-        found, parent, before = [], -1, 0
+        blocks, parent, before = [], -1, 0
         for text, first, last in runs:
             key = (parent, before, text, first)
             parent = self._numbers.setdefault(key, len(self._numbers))
             before = last - first
-            found.append((parent, before))
-        return tuple(found)
+            blocks.append((parent, before))
+        return tuple(blocks)
 
     def request(
         self, prompt: tuple[Run, ...], reply: tuple[Run, ...], time: float, **more: Any
@@ -136,13 +136,13 @@ def _run(run: object, place: str) -> Run:
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
     """Runs of which no two neighbours continue each other."""
-    found: list[Run] = []
+    whole: list[Run] = []
     for text, first, last in runs:
-        if found and found[-1][0] == text and found[-1][2] == first:
-            found[-1] = (text, found[-1][1], last)
+        if whole and whole[-1][0] == text and whole[-1][2] == first:
+            whole[-1] = (text, whole[-1][1], last)
         else:
-            found.append((text, first, last))
-    return tuple(found)
+            whole.append((text, first, last))
+    return tuple(whole)
 
 
 STORED: Final = "BlockStored"
@@ -259,11 +259,11 @@ class Stream:
         return self._numbers.setdefault(block, len(self._numbers))
 
     def _chain(self, number: int) -> list[int]:
-        found = []
+        chain = []
         while number >= 0:
-            found.append(number)
+            chain.append(number)
             number = self._parents.get(number, -1)
-        return found[::-1]
+        return chain[::-1]
 
     def _ended(self, before: int) -> Iterator[TraceRequest]:
         while self._order and (self._order[0].ended or self._order[0].batch < before):
@@ -423,18 +423,18 @@ def open_trace(
 
 def _unit_of(first: TraceRequest, name: str, *, chats: bool) -> int:
     """The block size for which the first request has as many blocks as ids."""
-    found = [unit for unit in UNITS.values() if -(-first.length // unit) == len(first.blocks)]
-    if chats and UNITS["Bailian"] in found:
+    units = [unit for unit in UNITS.values() if -(-first.length // unit) == len(first.blocks)]
+    if chats and UNITS["Bailian"] in units:
         return UNITS["Bailian"]
-    if len(found) != 1:
+    if len(units) != 1:
         known = ", ".join(f"{unit} ({who})" for who, unit in UNITS.items())
-        fit = "fit each" if found else "fit none"
+        fit = "fit each" if units else "fit none"
         raise TraceError(
             f"{name}:1: {counted(first.length, 'token')} in "
             f"{counted(len(first.blocks), 'block')} {fit} of the known "
             f"block sizes, {known}; write the tokens of a block with --unit"
         )
-    return found[0]
+    return units[0]
 
 
 def lines_of(path: Path, name: str) -> Iterator[Line]:

@@ -121,8 +121,8 @@ def kinds_of(spec: ModelSpec) -> set[str]:
     """The fields of `Sizes` for which a model has layers."""
     layers = set(spec.layers)
     recurrent = bool(layers & set(RECURRENT_KINDS))
-    found = {"token": "attention" in layers, "window": "window" in layers, "state": recurrent}
-    return {name for name, has in found.items() if has}
+    kinds = {"token": "attention" in layers, "window": "window" in layers, "state": recurrent}
+    return {name for name, has in kinds.items() if has}
 
 
 def limits_of(profile: str, options: Mapping[str, Any]) -> dict[str, int]:
@@ -130,14 +130,14 @@ def limits_of(profile: str, options: Mapping[str, Any]) -> dict[str, int]:
     named = Profile.parse(profile)
     family = family_of(named.engine)
     read = family.read(named, options)
-    found = {}
+    limits = {}
     for option in family.table():
         value = getattr(read, option.name)
         applies = not option.needs or getattr(read, option.needs)
         limits_bytes = option.kind == "size" or option.unit in BYTES
         if limits_bytes and applies and value is not None and value > 0:
-            found[option.name] = round(value * BYTES.get(option.unit, 1))
-    return found
+            limits[option.name] = round(value * BYTES.get(option.unit, 1))
+    return limits
 
 
 # -- the replay ------------------------------------------------------------------------------------
@@ -599,9 +599,9 @@ def bytes_counted(cell: Cell, evictions: int) -> dict[str, Any]:
     """Bytes counted by the limits in bytes, and the evictions for them."""
     scale, limits = cell.source.scaling(cell.source.open()[0]), limits_of(cell.profile, cell.own)
     by = None if cell.measured is None else cell.measured.by
-    found = bytes_of(cell.profile, limits, cell.spec(), scale, by)
-    found["evictions"] = evictions
-    return found | {"note": sentence_of(found, scale)}
+    counted = bytes_of(cell.profile, limits, cell.spec(), scale, by)
+    counted["evictions"] = evictions
+    return counted | {"note": sentence_of(counted, scale)}
 
 
 @dataclass(slots=True)
@@ -740,9 +740,9 @@ def limit_notes(cell: Cell, found: Replayed) -> Iterator[str]:
 
 
 def _pool_note(cell: Cell) -> Iterator[str]:
-    found = cell.pools()
-    if found:
-        flags = " and ".join(f"{name} = {value:,}" for name, value in found.items())
+    pools = cell.pools()
+    if pools:
+        flags = " and ".join(f"{name} = {value:,}" for name, value in pools.items())
         memory, by = memory_in(dict(cell.options)), cell.measured.by if cell.measured else ""
         yield f"{cell.profile}: memory = {memory:,} bytes is {flags}, as simulated, by {by}"
 

@@ -183,13 +183,13 @@ class Cache:
         return resumed.depth if resumed else 0, held[-1].depth if held else 0
 
     def _held(self, path: Path) -> list[Node]:
-        found = []
+        nodes = []
         for block, size in path:
             node = self.nodes.get(block)
             if node is None or node.size != size:
                 break
-            found.append(node)
-        return found
+            nodes.append(node)
+        return nodes
 
     def _keep(self, now: int, path: Path, resumed: Node | None) -> None:
         """Add the states of a request that were computed in it, and the blocks up to the last."""
@@ -243,19 +243,19 @@ class Cache:
 
         Follows Marconi's score: both terms are scaled to the range of the states that are held.
         """
-        found = [node for node in self.nodes.values() if node.state]
-        found = [node for node in found if self.state or not node.children]
-        if not found:
+        nodes = [node for node in self.nodes.values() if node.state]
+        nodes = [node for node in nodes if self.state or not node.children]
+        if not nodes:
             return None
-        saved = [self._saved(node) for node in found]
+        saved = [self._saved(node) for node in nodes]
         low, high = min(saved), max(saved)
-        old = min(node.used for node in found)
+        old = min(node.used for node in nodes)
         span, range_ = max(1, now - old), (high - low) or 1.0
         scores = [
             (node.used - old) / span + self.rules.alpha * (worth - low) / range_
-            for node, worth in zip(found, saved, strict=True)
+            for node, worth in zip(nodes, saved, strict=True)
         ]
-        return found[min(range(len(found)), key=scores.__getitem__)]
+        return nodes[min(range(len(nodes)), key=scores.__getitem__)]
 
     def _saved(self, node: Node) -> float:
         """Tokens more than from the state before, per byte that its eviction frees."""
@@ -320,14 +320,14 @@ class Ideal:
 
     def reused(self, memory: int, requests: int) -> int:
         """The bound, in tokens."""
-        left, found = memory * requests, 0.0
+        left, hits = memory * requests, 0.0
         for tokens, cost in sorted(self._steps, key=lambda step: step[1] / step[0]):
             share = min(1.0, left / cost) if cost else 1.0
-            found += share * tokens
+            hits += share * tokens
             left -= cost
             if left <= 0:
                 break
-        return int(found)
+        return int(hits)
 
 
 # -- a cell ----------------------------------------------------------------------------------------

@@ -127,13 +127,13 @@ class States:
     def _check(path: Path, cell: Cell, head: bytes, body: bytes) -> None:
         """Raise InputError for a file that is not the state of this cell."""
         try:
-            found = json.loads(head)
+            header = json.loads(head)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or found.get("sha256") != _sha256(body):
+            header = None
+        if not isinstance(header, dict) or header.get("sha256") != _sha256(body):
             raise _damaged(path)
         for name, wanted in _origin(cell).items():
-            if found.get(name) != wanted:
+            if header.get(name) != wanted:
                 raise InputError(
                     f"{path}: the state of a replay with {OTHER[name]}; delete it, or name another "
                     f"folder with {FLAG}"

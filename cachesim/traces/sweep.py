@@ -207,9 +207,9 @@ def play_cells(
     parts = [parts_of(cell) for cell in cells]
     each_part = [part for group in parts for part in group]
     tried = attempt if seams is None else partial(attempt, seams=seams)
-    found = iter(_play_parts(each_part, store, workers, progress, tried))
+    rows = iter(_play_parts(each_part, store, workers, progress, tried))
     return [
-        joined(cell, [next(found) for _ in part]) if len(part) > 1 else next(found)
+        joined(cell, [next(rows) for _ in part]) if len(part) > 1 else next(rows)
         for cell, part in zip(cells, parts, strict=True)
     ]
 

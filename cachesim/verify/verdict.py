@@ -112,8 +112,8 @@ def _is_of_the_rest(reply: Reply, oracle: Oracle) -> bool:
 def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
     """The worst verdict of several completions of one prompt."""
     order = get_args(Answer)
-    found = [verdict for verdict in verdicts if verdict is not None]
-    return max(found, key=lambda verdict: order.index(verdict.answer), default=None)
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return max(known, key=lambda verdict: order.index(verdict.answer), default=None)
 
 
 def _differences(network: Network, rows: Array, cold: Array) -> list[float]:

@@ -128,9 +128,9 @@ def snapshot(
     slots: Sequence[Slot], primary: Context, cache: PromptCache, companion: Companion | None
 ) -> dict[str, Any]:
     """Slots with checkpoints and cells, the prompt cache, the companion's tail."""
-    found = books(slots, cache)
+    held = books(slots, cache)
     return {
-        **found,
+        **held,
         "slots": [
             {
                 **entry,
@@ -138,7 +138,7 @@ def snapshot(
                     [int(i), int(primary.cells.pos[i])] for i in primary.cells.of(SeqId(slot.id))
                 ],
             }
-            for entry, slot in zip(found["slots"], slots, strict=True)
+            for entry, slot in zip(held["slots"], slots, strict=True)
         ],
         "companion": None if companion is None else {"tail": int(companion.tail)},
     }

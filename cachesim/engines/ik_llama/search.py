@@ -286,17 +286,17 @@ class IkLaws:
         ends = [*stops]
         for start, until in pairwise((cached, *stops, prompt)):
             ends += range(start + flags.n_batch, until, flags.n_batch)
-        found, last, ahead = [], begin, int(self._rules.interval_counts_tokens)
+        places, last, ahead = [], begin, int(self._rules.interval_counts_tokens)
         interval = flags.ctx_checkpoints_interval
         for at in sorted({*ends, *range(prompt, end + 1)}):
             due = interval > 0 and last + interval <= at - 1 + ahead
             asked = (bool(stops) and stop <= at < prompt) or (at == prompt == stop)
             over = due and at != prompt and not asked
             if (asked or over or at == end) and at >= self._rules.minimum and at > newest:
-                found.append(at)
+                places.append(at)
                 newest = at
                 last = at - 1 if over else last
-        return found
+        return places
 
     # -- drafts ------------------------------------------------------------------------------
 
@@ -310,10 +310,10 @@ class IkLaws:
                 <= flags.draft_max
             ):
                 yield f"{event.accepted} of {event.drafted} drafts are accepted"
-        found = [(event.drafted, event.accepted) for event in events]
+        verified = [(event.drafted, event.accepted) for event in events]
         wanted = self._verified(slot, len(seen.reply.prompt)) if not seen.reply.truncated else None
-        if wanted is not None and found != wanted:
-            yield f"drafts are verified as {found}, not as {wanted}"
+        if wanted is not None and verified != wanted:
+            yield f"drafts are verified as {verified}, not as {wanted}"
         companion = self._engine.companion
         if isinstance(companion, AttentionCompanion):
             cells = companion.context.cells
@@ -343,7 +343,7 @@ class IkLaws:
 
         The drafts of a step are cut so that neither the reply nor the context is exceeded.
         """
-        request, flags, found = slot.running, self._options, []
+        request, flags, verified = slot.running, self._options, []
         reply, predict = request.reply or (), request.predict
         if request.drafts is None or not 0 <= predict <= len(reply) or self._moved:
             return None
@@ -354,10 +354,10 @@ class IkLaws:
             drafts = next(steps, ())[:room] if room >= max(least, 1) else ()
             accepted = get_common_prefix(drafts, reply[done:])
             if room >= max(least, 1) and len(drafts) >= least:  # verified, even an empty one
-                found.append((len(drafts), int(accepted)))
+                verified.append((len(drafts), int(accepted)))
                 done += accepted
             done += 1
-        return found
+        return verified
 
 
 def _dice_ratio(held: Sequence[Token], prompt: Sequence[Token]) -> np.float32:

@@ -586,8 +586,8 @@ class IkLlama(Engine):
         )
         # The two differ where the same text has other token boundaries.
         kept = start.right - (start.left - keep)
-        found = end.right - start.right - (end.left - (keep + count))
-        return keep if kept < 0 else kept, count if found < 0 else found
+        taken = end.right - start.right - (end.left - (keep + count))
+        return keep if kept < 0 else kept, count if taken < 0 else taken
 
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
         """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`)."""

@@ -428,23 +428,23 @@ class PromptCache:
 
     def common(self, tokens: Sequence[Token]) -> dict[PromptEntry, Count]:
         """The entries with equal tokens at the beginning, and how many, oldest first."""
-        found: dict[PromptEntry, Count] = {}
+        counts: dict[PromptEntry, Count] = {}
         for count, entries in self._beginnings.shared(tokens)[1:]:
-            found.update(dict.fromkeys(entries, count))
-        return found
+            counts.update(dict.fromkeys(entries, count))
+        return counts
 
     def compared(self, tokens: Sequence[Token]) -> dict[PromptEntry, Count | None]:
         """The entries that may match, oldest first, and the match where it is one of tokens."""
         if not self._plain(tokens):
             return dict.fromkeys(self.entries)
-        found: dict[PromptEntry, Count | None] = {**self.common(tokens)}
+        counts: dict[PromptEntry, Count | None] = {**self.common(tokens)}
         if self._by_text:
-            found.update(dict.fromkeys(self._by_text))
-            found = {
-                entry: found[entry]
-                for entry in sorted(found, key=lambda prompt_entry: prompt_entry.number)
+            counts.update(dict.fromkeys(self._by_text))
+            counts = {
+                entry: counts[entry]
+                for entry in sorted(counts, key=lambda prompt_entry: prompt_entry.number)
             }
-        return found
+        return counts
 
     def room_for(self, prompt: CachedPrompt) -> bool:
         """Drop entries that the new one contains; False if an entry contains it (`alloc`)."""
@@ -575,13 +575,13 @@ class _Elements:
         self._at = 0
 
     def layers(self, described: list[Any]) -> dict[int, Array]:
-        found: dict[int, Array] = {}
+        arrays: dict[int, Array] = {}
         for layer, shape, kind in described:
             count = math.prod(whole(size, 0) for size in shape)
             array = np.frombuffer(self._data, kind, count, self._at).reshape(shape)
             self._at += array.nbytes
-            found[whole(layer)] = array.copy()
-        return found
+            arrays[whole(layer)] = array.copy()
+        return arrays
 
     def state(self, text: dict[str, Any]) -> SequenceState:
         keys, values = text["keys"], text["values"]

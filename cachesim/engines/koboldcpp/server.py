@@ -220,8 +220,10 @@ class KoboldCpp(CallServer[KoboldRules, KoboldOptions]):
         else:
             self._clear()
         if self.smartcache:
-            found = self.n_past
-            ledger.apply(vocabulary.CHECKPOINT_BEFORE, found, wanted=ledger.usable, found=found)
+            restored = self.n_past
+            ledger.apply(
+                vocabulary.CHECKPOINT_BEFORE, restored, wanted=ledger.usable, found=restored
+            )
         elif not self.n_past:
             ledger.apply(instance.STATE_BEHIND, 0, held=held)
 
@@ -294,8 +296,8 @@ class KoboldCpp(CallServer[KoboldRules, KoboldOptions]):
         shared = held[start + begin :][:size]
         if size <= least or prompt[start : start + size] != shared:
             return None
-        found = index_of(held, shared)
-        return (start, found) if found > start else None
+        end = index_of(held, shared)
+        return (start, end) if end > start else None
 
     def _erase(self, start: int, end: int) -> None:
         """Follows the end of `DoContextShifting`. Trap: a refused cut is shifted nevertheless."""

@@ -307,11 +307,11 @@ class LlamaCppPython(CallServer[Rules, Options]):
     # -- accounts ------------------------------------------------------------------------------
 
     def reply(self, ticket: Ticket) -> base.Reply | None:
-        found = super().reply(ticket)
+        replied = super().reply(ticket)
         one = self._jobs[ticket]
-        if found is None or not self._drafts or one.error is not None:
-            return found
-        return replace(found, drafted=Count(one.drafted), accepted=Count(one.accepted))
+        if replied is None or not self._drafts or one.error is not None:
+            return replied
+        return replace(replied, drafted=Count(one.drafted), accepted=Count(one.accepted))
 
     @property
     def _entries(self) -> Collection[State]:

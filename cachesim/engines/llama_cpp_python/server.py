@@ -173,8 +173,8 @@ class Call(SampledJob):
     truncated: bool = False
 
     def reply(self) -> base.Reply:
-        found = SampledJob.reply(self)
-        return replace(found, truncated=self.truncated, approximated=self.approximated)
+        replied = SampledJob.reply(self)
+        return replace(replied, truncated=self.truncated, approximated=self.approximated)
 
 
 class CallServer(MemoryServer[R, Q, Call]):

@@ -174,6 +174,6 @@ def lookup(tokens: Integers, most_ngram: int, most: int) -> list[Token]:
         (starts,) = (windows == tokens[-size:]).all(axis=1).nonzero()
         if len(starts):
             first = starts[0] + size
-            found: list[Token] = tokens[first : first + most].tolist()
-            return found
+            continued: list[Token] = tokens[first : first + most].tolist()
+            return continued
     return []

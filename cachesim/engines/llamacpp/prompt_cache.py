@@ -135,10 +135,10 @@ class PromptCache:
 
     def common(self, tokens: Sequence[Token]) -> dict[Entry, Count]:
         """The entries with tokens in common, oldest first, and how many these are."""
-        found: dict[Entry, Count] = {}
+        counts: dict[Entry, Count] = {}
         for count, entries in self._beginnings.shared(tokens)[1:]:
-            found.update(dict.fromkeys(entries, count))
-        return found
+            counts.update(dict.fromkeys(entries, count))
+        return counts
 
     def contains(self, tokens: Sequence[Token]) -> bool:
         """True if a prompt equals an entry or is a prefix of one."""

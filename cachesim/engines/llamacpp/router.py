@@ -264,9 +264,12 @@ class Router(LlamaCpp):
         return Texts() if self._routes else super().texts()
 
     def amounts(self) -> Amounts:
-        found = [amounts(child) for child in self._children()]
+        children = [amounts(child) for child in self._children()]
         return Amounts(
-            **{field.name: sum(getattr(a, field.name) for a in found) for field in fields(Amounts)}
+            **{
+                field.name: sum(getattr(a, field.name) for a in children)
+                for field in fields(Amounts)
+            }
         )
 
     def check_integrity(self) -> None:

@@ -63,8 +63,10 @@ def message_starts(prompt: Tokens, fields: Mapping[str, Any]) -> tuple[Start, ..
     a plain prompt can have messages.
     """
     spans = [_span(span, len(prompt)) for span in fields.get("message_spans") or ()]
-    found = find_delimiters(prompt, [_delimiter(d) for d in fields.get("message_delimiters") or ()])
-    return tuple(sorted([*spans, *found], key=lambda start: start[1]))
+    delimited = find_delimiters(
+        prompt, [_delimiter(d) for d in fields.get("message_delimiters") or ()]
+    )
+    return tuple(sorted([*spans, *delimited], key=lambda start: start[1]))
 
 
 def user_starts(starts: Sequence[Start]) -> tuple[Pos, ...]:
@@ -77,15 +79,15 @@ def find_delimiters(prompt: Tokens, delimiters: Sequence[tuple[str, Tokens]]) ->
 
     Upstream: `server_tokens::find_message_spans`.
     """
-    found: list[Start] = []
+    starts: list[Start] = []
     # The scan advances by one token, so matches may overlap.
     for at in range(len(prompt) if delimiters else 0):
         for role, tokens in delimiters:
             # Trap: a delimiter without tokens matches everywhere.
             if prompt[at : at + len(tokens)] == tokens:
-                found.append((role, Pos(at)))
+                starts.append((role, Pos(at)))
                 break
-    return found
+    return starts
 
 
 def _span(given: object, n_tokens: int) -> Start:
@@ -504,8 +506,8 @@ class LlamaCpp(Engine):
 
     def held_bytes(self) -> int:
         """Real bytes of the prompt cache and of all checkpoints, in host memory."""
-        found = self.amounts()
-        return found.prompt_cache + found.checkpoints
+        amounts = self.amounts()
+        return amounts.prompt_cache + amounts.checkpoints
 
     def forget(self, ticket: Ticket) -> None:
         self._server.replies.pop(ticket, None)

@@ -160,9 +160,9 @@ class RecordStore:
 
     def chunks(self, tokens: Sequence[int]) -> list[Chunk]:
         """Follows `build_prefix_cache_chunks`."""
-        found: list[Chunk] = []
-        extend_chunks(tokens, found, self.rules.interval)
-        return found
+        chunks: list[Chunk] = []
+        extend_chunks(tokens, chunks, self.rules.interval)
+        return chunks
 
     def matched(self, chunks: Sequence[Chunk]) -> int:
         """End of the last chunk with a record of any kind."""
@@ -337,9 +337,9 @@ class DiskPromptCache(LRUPromptCache):
 
     def store(self, model: Hashable) -> RecordStore:
         """The records of a model; they are lost when its process ends."""
-        found = self.stores.setdefault(model, RecordStore(self.disk, self.on_event))
-        found.task = self.task
-        return found
+        store = self.stores.setdefault(model, RecordStore(self.disk, self.on_event))
+        store.task = self.task
+        return store
 
     def _take_hot(self, model: Hashable) -> tuple[Key, CacheEntry] | None:
         """Follows `_take_hot_entry`: used or not, the entry is removed."""

@@ -100,12 +100,12 @@ class Node:
 
     def path(self) -> "list[Node]":
         """The nodes from below the root to this one."""
-        found: list[Node] = []
+        path: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
-            found.append(node)
+            path.append(node)
             node = node.parent
-        return found[::-1]
+        return path[::-1]
 
     def last(self) -> "Node":
         """The last node below, depth first."""
@@ -116,11 +116,11 @@ class Node:
 
     def order(self) -> list[int]:
         """What sorts nodes depth first: the places of the nodes on the path among others."""
-        found, node = [], self
+        order, node = [], self
         while node.parent is not None:
-            found.append(list(node.parent.children).index(node.key[0]))
+            order.append(list(node.parent.children).index(node.key[0]))
             node = node.parent
-        return found[::-1]
+        return order[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,8 +140,8 @@ def problems(cache: LRUPromptCache) -> Iterator[str]:
 def quantised_otherwise(rules: CacheRules, bits: int) -> Iterator[str]:
     """Groups of numbers that are quantised by more than a step, or whose extreme changes."""
     rows = (np.sin(1.7 * np.arange(256)) + np.repeat((0.3, -0.3, 8.0, -90.0), GROUP)).reshape(2, -1)
-    found = QuantizedKVCache(rules, GROUP, bits).rounded(rows).reshape(-1, GROUP)
-    for group, other in zip(rows.reshape(-1, GROUP), found, strict=True):
+    rounded = QuantizedKVCache(rules, GROUP, bits).rounded(rows).reshape(-1, GROUP)
+    for group, other in zip(rows.reshape(-1, GROUP), rounded, strict=True):
         step, extreme = np.ptp(group) / (2**bits - 1), abs(group).argmax()
         far = abs(group - other).max() > step
         if far or abs(group - other)[extreme] > NEAR or len({*other.round(9)}) > 2**bits:

@@ -39,9 +39,9 @@ class RequestAdmitted(Event):
 
     @property
     def sentence(self) -> str:
-        found = f"{self.cached} of {self.prompt_tokens} tokens are found in the store"
+        counts = f"{self.cached} of {self.prompt_tokens} tokens are found in the store"
         astray = "; their state is not that of these tokens"
-        return found + (astray if self.sound is False else "")
+        return counts + (astray if self.sound is False else "")
 
 
 @event("plain")

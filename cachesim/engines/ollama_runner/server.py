@@ -344,9 +344,9 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
         cache = slot.cache
         entry = cache.best_index(past)
         if cache.hybrid:
-            found = 0 if entry is None else entry.pos + 1
-            ledger.apply(vocabulary.CHECKPOINT_BEFORE, found, wanted=past, found=found)
-            past = found
+            restored = 0 if entry is None else entry.pos + 1
+            ledger.apply(vocabulary.CHECKPOINT_BEFORE, restored, wanted=past, found=restored)
+            past = restored
         elif past and not cache.can_resume(past):
             ledger.apply(vocabulary.WINDOW_GONE, 0, wanted=past, first=cache.first)
             past = 0
@@ -512,7 +512,7 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
             if code != OK:
                 where = "Ollama's runner"
                 raise UpstreamAbort(where, f"llama_decode returned {code}")
-        found, row = [], -1
+        logits, row = [], -1
         for part in live:
             one, slot = part.one, part.slot
             row += len(part.tokens)
@@ -521,8 +521,8 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
             self._learn(slot.inputs, one.ticket)
             if not one.inputs:
                 one.inputs = [SAMPLED]
-                found.append((one, self.context.logits(row)))
-        return found
+                logits.append((one, self.context.logits(row)))
+        return logits
 
     def _sample(self, one: Sequence, row: Array) -> None:
         """Follows the end of `computeBatch`."""

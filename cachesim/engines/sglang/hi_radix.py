@@ -500,14 +500,14 @@ class HiRadixCache(RadixCache):
         `prefetch_thread_func`.
         """
         keys = hashes_of(each.tokens, each.prior, self.shape.page, bigrams=False)
-        found = self.storage.known(keys)
-        count = found * self.shape.page
+        pages = self.storage.known(keys)
+        count = pages * self.shape.page
         # A short hit is not worth a transfer.
         if count < self.least:
             self.revoked.append(each.request)
             self._release(each.slots)
             return False
-        each.keys = keys[:found]
+        each.keys = keys[:pages]
         # Slots were taken for all that was queried, before the hit was known; not so in the unified
         # tree.
         self._release(each.slots[count:])

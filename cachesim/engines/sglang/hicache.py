@@ -362,14 +362,14 @@ class HostTier:
 
     def chain(self, node: Node) -> list[Node]:
         """A node and its ancestors without a copy, top down. Follows `_build_backup_kv_action`."""
-        found = [node]
+        chain = [node]
         for ancestor in node.path():
             if ancestor is not node:
                 # Its ancestors have copies, too: a copy without its prefix could not be loaded.
                 if ancestor.host_full is not None:
                     break
-                found.append(ancestor)
-        return found[::-1]
+                chain.append(ancestor)
+        return chain[::-1]
 
     def backup_if_used(self, node: Node) -> None:
         """Follows `_inc_hit_count_and_check`."""
@@ -395,7 +395,7 @@ class HostTier:
         """Nodes within one window whose window slots have no copy, top down. Follows
         `_collect_unbacked_swa_nodes_in_window`.
         """
-        found: list[Node] = []
+        nodes: list[Node] = []
         covered = 0
         for ancestor in node.path() if self.pools.window is not None else ():
             if covered >= self.tree.shape.window or ancestor.pending is not None:
@@ -404,8 +404,8 @@ class HostTier:
                 break
             covered += len(ancestor)
             if ancestor.window and ancestor.host_window is None:
-                found.append(ancestor)
-        return found[::-1]
+                nodes.append(ancestor)
+        return nodes[::-1]
 
     def backup(self, nodes: Sequence[Node], *, waits: bool = False) -> int:
         """Copy nodes until the host has no room; return the last node's attention tokens.

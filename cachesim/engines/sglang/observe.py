@@ -216,9 +216,9 @@ def _misplaced(
         if node.host_state is None:
             continue
         layer = Marks.of(network).layers["recurrent"]
-        found = NodeId(int(host.row(layer, node.host_state)[0]))
-        if found != clean[end]:
-            folded = network.histories.tokens(found)
+        held = NodeId(int(host.row(layer, node.host_state)[0]))
+        if held != clean[end]:
+            folded = network.histories.tokens(held)
             yield f"state after {end} tokens", as_tokens(folded)
 
 
@@ -383,8 +383,8 @@ def _any_of(numbers: Integers, marks: Array) -> bool:
 
 
 def _within(numbers: Integers, marks: Array) -> Integers:
-    found: Integers = numbers[(numbers >= 0) & (numbers < len(marks))]
-    return found
+    within: Integers = numbers[(numbers >= 0) & (numbers < len(marks))]
+    return within
 
 
 def _rows(tree: Tree, running: Sequence[Req], alive: Sequence[Req]) -> None:

@@ -114,17 +114,17 @@ class TokenPool:
         if total > self.free_pages.count:
             return None
         pages = self.free_pages.take(total)
-        found, at = [], 0
+        taken, at = [], 0
         for (before, after, last), count in zip(spans, needed, strict=True):
             rest = min(after, -(-before // page) * page) - before
             # First the rest of the last page: it belongs to this request alone.
             if rest:
-                found.append(np.arange(last + 1, last + 1 + rest, dtype=np.int64))
+                taken.append(np.arange(last + 1, last + 1 + rest, dtype=np.int64))
             if count:
                 grid = pages[at : at + count, None] * page + np.arange(page, dtype=np.int64)
-                found.append(grid.reshape(-1)[: after - before - rest])
+                taken.append(grid.reshape(-1)[: after - before - rest])
             at += count
-        return np.concatenate(found) if found else NO_SLOTS
+        return np.concatenate(taken) if taken else NO_SLOTS
 
     def free(self, slots: Integers) -> None:
         """Free slots; inside a group, all at its end."""
@@ -300,11 +300,11 @@ def hashes_of(numbers: Integers, prior: bytes | None, page: int, *, bigrams: boo
         # Of a pair both tokens count.
         plain = np.stack((plain >> 32, plain & 0xFFFFFFFF), axis=1).ravel()
     data, width = plain.astype("<u4").tobytes(), page * (8 if bigrams else 4)
-    found: list[bytes] = []
+    hashes: list[bytes] = []
     for start in range(0, len(data), width):
         prior = hashlib.sha256((prior or b"") + data[start : start + width]).digest()
-        found.append(prior)
-    return found
+        hashes.append(prior)
+    return hashes
 
 
 class Storage:

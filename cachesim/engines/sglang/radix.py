@@ -187,7 +187,7 @@ class SWARadixCache(Tree):
         if not len(key):
             return Match(joined([]), self.root)
         page, window, node = self.shape.page, self.shape.window, self.root
-        found: list[Integers] = []
+        slots: list[Integers] = []
         # Infinite at the root: a prefix shorter than the window is a whole one.
         alive: float = inf
         best, usable = node, 0
@@ -198,23 +198,23 @@ class SWARadixCache(Tree):
             # The hole begins here: the last place to resume from is the end of the node before.
             if not child.window:
                 if alive >= window:
-                    best, usable = node, len(found)
+                    best, usable = node, len(slots)
                 alive = 0
             length = matching(child, key, page)
             partly = length < len(child)
             node = self._split(child, length, extra) if partly else child
-            found.append(node.slots)
+            slots.append(node.slots)
             if node.window:
                 alive += len(node)
             if partly:
                 break
             key = key[length:]
         if alive >= window:
-            best, usable = node, len(found)
+            best, usable = node, len(slots)
         self.full_lru.use_path(best.path())
         self.window_lru.use_path(best.path())
         self._used_path(best)
-        return Match(joined(found[:usable]), best, sum(map(len, found)))
+        return Match(joined(slots[:usable]), best, sum(map(len, slots)))
 
     def _split(self, child: Node, length: int, extra: Hashable) -> Node:
         new = self._halves(child, length, extra)
@@ -453,7 +453,7 @@ class MambaRadixCache(Tree):
         if not len(key):
             return Match(joined([]), self.root)
         page, node = self.shape.page, self.root
-        found: list[Integers] = []
+        slots: list[Integers] = []
         best, usable = node, 0
         while len(key):
             child = node.children.get(self.child_key(key, extra))
@@ -461,28 +461,28 @@ class MambaRadixCache(Tree):
                 break
             # Checked before each step down, so the deepest state on the path counts.
             if node.state is not None:
-                best, usable = node, len(found)
+                best, usable = node, len(slots)
             length = matching(child, key, page)
             # Trap: the limit of a prompt's length minus one divides the very node that has the
             # state, so with `no_buffer` a repeated prompt reuses nothing.
             if length < len(child):
                 node = self._split(child, length, extra)
-                found.append(node.slots)
+                slots.append(node.slots)
                 break
-            found.append(child.slots)
+            slots.append(child.slots)
             node, key = child, key[length:]
         if node.state is not None:
-            best, usable = node, len(found)
+            best, usable = node, len(slots)
         self.full_lru.use_path(best.path())
         # Trap: all states on the path count as used, not only the one that is (#31643).
         self.state_lru.use_path(best.path())
         self._used_path(best)
-        attention = sum(map(len, found))
+        attention = sum(map(len, slots))
         branch = None
         # Attention goes further than the state: this prefill should leave one there.
-        if len(found) > usable:
+        if len(slots) > usable:
             branch = attention // self.shape.grid * self.shape.grid or None
-        return Match(joined(found[:usable]), best, attention, branch)
+        return Match(joined(slots[:usable]), best, attention, branch)
 
     def _split(self, child: Node, length: int, extra: Hashable) -> Node:
         """The state stays with the lower half: it is valid at the end only."""

@@ -253,8 +253,8 @@ class Job(job.Job):
         if self.req is None:
             return ()
         end = min(self.req.num_tokens, self.req.num_prompt + self.req.max_new_tokens)
-        found = self.req.tokens[self.req.num_prompt : end]
-        return tuple(Token(int(token)) for token in found)
+        tokens = self.req.tokens[self.req.num_prompt : end]
+        return tuple(Token(int(token)) for token in tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

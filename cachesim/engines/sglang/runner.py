@@ -70,8 +70,8 @@ class Contents:
     def row(self, layer: int, slot: int) -> Array:
         """The state of one layer in a slot."""
         self._reach_state(layer, slot)
-        found: Array = self.rows[layer][slot]
-        return found
+        row: Array = self.rows[layer][slot]
+        return row
 
     def put_row(self, layer: int, slot: int, row: Array) -> None:
         """Write a state of one layer."""
@@ -193,13 +193,13 @@ class ChunkStore:
         `has_initial_states`.
         """
         shape = self.contents.shapes[layer]
-        found = np.zeros((1, shape.row), shape.dtype)
+        states = np.zeros((1, shape.row), shape.dtype)
         # At position 0 only gated delta nets read their slot; others know that there is no state.
         if self.initial is None or not (self._start or self.contents.has_delta):
-            return found
+            return states
         taps = 0 if self._start else shape.conv
-        found[0, taps:] = self.contents.row(layer, self.initial)[taps:]
-        return found
+        states[0, taps:] = self.contents.row(layer, self.initial)[taps:]
+        return states
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Write the state after the last token."""

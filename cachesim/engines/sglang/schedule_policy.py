@@ -338,9 +338,9 @@ class Shuffler:
     def _below(self, count: int) -> int:
         while True:
             word = int(self._state.randint(0, 1 << 32, dtype=np.uint32))
-            found = word >> (32 - count.bit_length())
-            if found < count:
-                return found
+            number = word >> (32 - count.bit_length())
+            if number < count:
+                return number
 
 
 class SchedulePolicy:

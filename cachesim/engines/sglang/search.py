@@ -65,8 +65,8 @@ class Evictions:
 
     def take(self) -> list[str]:
         """The broken laws since the last call."""
-        found, self._problems = self._problems, []
-        return found
+        problems, self._problems = self._problems, []
+        return problems
 
     def _record(self, what: Lost, node: Node) -> None:
         self._lost.append((what, node))
@@ -105,10 +105,10 @@ class Evictions:
         """Unlocked leaves in order of eviction."""
         tree, lru = self._tree, getattr(self._tree, "full_lru", None)
         nodes = [*tree.nodes()] if lru is None else [*lru][::-1]
-        found = [node for node in nodes if self._is_free_leaf(node)]
+        leaves = [node for node in nodes if self._is_free_leaf(node)]
         if isinstance(tree, UnifiedTreeCore | RadixCache):
-            found.sort(key=tree.first)
-        return found
+            leaves.sort(key=tree.first)
+        return leaves
 
     @staticmethod
     def _is_free_leaf(node: Node) -> bool:
@@ -311,9 +311,9 @@ class SglangLaws:
                 break
             due += [(len(proposed), accepted)] if proposed else []
         rounds = [event for event in seen.events if isinstance(event, vocabulary.DraftsVerified)]
-        found = [(verified.proposed, verified.accepted) for verified in rounds]
-        if found[: len(due)] != due:
-            yield f"drafts (proposed, accepted) are verified as {found}, not as {due}"
+        drafted = [(verified.proposed, verified.accepted) for verified in rounds]
+        if drafted[: len(due)] != due:
+            yield f"drafts (proposed, accepted) are verified as {drafted}, not as {due}"
 
     # -- the path of a request ---------------------------------------------------------------------
 

@@ -187,8 +187,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     def peek(self, prompt: Tokens) -> Count | None:
         """The length of `init_next_round_input`'s match."""
         tokens = np.array(prompt, np.int64)[: max(len(prompt) - 1, 0)]
-        found = self.tree.peek(self.tree.key_of(tokens))
-        return None if found is None else Count(found)
+        matched = self.tree.peek(self.tree.key_of(tokens))
+        return None if matched is None else Count(matched)
 
     def submit(self, request: base.Request) -> Ticket:
         cache_prompt = not request.cache_prompt
@@ -261,9 +261,9 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             job.end("BadRequestError", "streaming sessions are disabled")
             return job.ticket
         session = self._sessions.setdefault(params.id, sessions.Session.of(params))
-        found = session.prompt(params, np.array(request.prompt, np.int64))
-        fits = found is not None and len(found) < self.longest() - 1
-        job.prompt = as_tokens((found if fits and found is not None else sessions.STUB).tolist())
+        prompt = session.prompt(params, np.array(request.prompt, np.int64))
+        fits = prompt is not None and len(prompt) < self.longest() - 1
+        job.prompt = as_tokens((prompt if fits and prompt is not None else sessions.STUB).tolist())
         if not self.rules.scheduler.sessions_keep_keys:
             fields = {name: fields[name] for name in fields if name == "lora"}
         stream = None if session.closes else session.stream
@@ -271,10 +271,10 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         room = self.longest() - len(job.prompt) - 1
         req = self._queue(job, request, fields, room, stream=stream, refused=not fits)
         req.in_session = True
-        if found is not None:
+        if prompt is not None:
             session.join(params, name, req)
         if not fits:
-            words = "Invalid request session id" if found is None else "the input is too long"
+            words = "Invalid request session id" if prompt is None else "the input is too long"
             job.end("BadRequestError", words)
         return job.ticket
 
@@ -405,8 +405,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                 job.cached = Count(req.prefix)
                 wanted = job.ledger.usable
                 if req.prefix < wanted:
-                    found = req.prefix
-                    job.ledger.apply(vocabulary.NOT_LOADED, found, wanted=wanted, found=found)
+                    restored = req.prefix
+                    job.ledger.apply(vocabulary.NOT_LOADED, restored, wanted=wanted, found=restored)
             self._emit(vocabulary.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
 
     def _sample(self, req: Req, row: Array, more: int) -> int:
@@ -495,13 +495,13 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         | states: 0.9 parts | tokens: 1 part, windows by their ratio |
         """
         token, window, state = sizes_of(self.network.spec)
-        found, left = {}, memory
+        flags, left = {}, memory
         if state:
             ratio = MAMBA_FULL_MEMORY_RATIO
-            found["max_mamba_cache_size"] = int((memory * ratio / (1 + ratio) - state) // state)
-            left -= (found["max_mamba_cache_size"] + 1) * state
+            flags["max_mamba_cache_size"] = int((memory * ratio / (1 + ratio) - state) // state)
+            left -= (flags["max_mamba_cache_size"] + 1) * state
         each = token + self.options.swa_full_tokens_ratio * window
-        return found | ({"max_total_tokens": int(left // each)} if each else {})
+        return flags | ({"max_total_tokens": int(left // each)} if each else {})
 
     def check_integrity(self) -> None:
         alive = [job.req for job in self._jobs if job.req is not None]

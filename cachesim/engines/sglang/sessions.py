@@ -148,8 +148,8 @@ def _next_turn(stream: Stream, params: SessionParams, tokens: Integers) -> Integ
         return None
     _check_turn(stream)
     last = stream.last
-    found = tokens if last is None else np.concatenate((last.tokens[: last.num_tokens], tokens))
-    return found if len(found) else None
+    turn = tokens if last is None else np.concatenate((last.tokens[: last.num_tokens], tokens))
+    return turn if len(turn) else None
 
 
 def reap(sessions: dict[str, Session], close: Callable[[Stream], None]) -> None:

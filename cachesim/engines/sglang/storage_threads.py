@@ -36,9 +36,9 @@ BATCH: Final = 128
 
 def drained(queue: list[T]) -> list[T]:
     """Empty a queue and return its entries."""
-    found = queue[:]
+    items = queue[:]
     queue.clear()
-    return found
+    return items
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class Retries:
         self.cancel(waiting[0].id)
         if not any(retry.due is None or retry.due <= self.step for retry in self.pending.values()):
             return []
-        found = []
+        due = []
         for req in waiting:
             retry = self.pending.get(req.id)
             if retry is None:
@@ -172,8 +172,8 @@ class Retries:
             if retry.due > self.step:
                 continue
             self.cancel(req.id)
-            found.append((req, retry.known_until))
-        return found
+            due.append((req, retry.known_until))
+        return due
 
 
 @dataclass(slots=True)

@@ -377,8 +377,8 @@ class UnifiedTreeCore(Tree):
         """The window slots of a node's tokens."""
         if self.windows is None:
             return NO_SLOTS
-        found: Integers = self.windows.mapping[node.slots]
-        return found
+        slots: Integers = self.windows.mapping[node.slots]
+        return slots
 
     def put_window(self, node: Node, slots: Integers) -> None:
         """Set a node's window slots. Follows `set_component_device_value`."""

@@ -103,15 +103,15 @@ Emit = Callable[[Event], None]
 
 def compute_block_hash(parent: int | None, tokens: Sequence[int]) -> int:
     """The hash of a block. Follows `compute_block_hash`."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     if parent is not None:
-        found.update(parent.to_bytes(8, "little"))
+        digest.update(parent.to_bytes(8, "little"))
     try:
         packed = array("i", tokens)
     except OverflowError:  # tokens of a trace are numbered beyond 32 bits
         packed = array("q", tokens)
-    found.update(packed.tobytes())
-    return int.from_bytes(found.digest(), "little")
+    digest.update(packed.tobytes())
+    return int.from_bytes(digest.digest(), "little")
 
 
 @dataclass(slots=True)
@@ -161,13 +161,13 @@ class BlockLedger:
         self, block: int, number: int, origin: tuple[int, int | None]
     ) -> int | None:
         """Register a hash; the block that has it already, if there is one."""
-        found = self.hash_to_block.get(number)
-        if found is None:
+        known = self.hash_to_block.get(number)
+        if known is None:
             self.hash_to_block[number] = block
             self.block_to_hash[block] = number
             self.origins[block] = origin
             self.lost.discard(number)
-        return found
+        return known
 
     def evict_cached_blocks(self) -> list[int]:
         """Evict every hashed block without a reference."""
@@ -243,13 +243,13 @@ class CacheAllocator:
 
     def hashes(self, prompt: Sequence[int]) -> list[int]:
         """The hashes of the whole pages that a prompt may match."""
-        found: list[int] = []
+        hashes: list[int] = []
         number = None
         # Below the last token, which is computed in any case.
         for start in range(0, (len(prompt) - 1) // self.page * self.page, self.page):
             number = compute_block_hash(number, prompt[start : start + self.page])
-            found.append(number)
-        return found
+            hashes.append(number)
+        return hashes
 
     def acquire_prefix_blocks(self, request: int, length: int, blocks: list[int]) -> None:
         """Begin a request's table with matched blocks."""

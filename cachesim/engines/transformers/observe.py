@@ -82,11 +82,11 @@ def _cells(
 
 def amounts(cache: PagedAttentionCache) -> Amounts:
     """Tokens of blocks that are in use or cached."""
-    found = {}
+    counts = {}
     for kind, allocator in cache.allocators.items():
         used = {block for table in allocator.tables.values() for block in table}
-        found[kind] = (len(used) + len(allocator.ledger.cached)) * allocator.page
-    return Amounts(attention=found.get("attention", 0), window=found.get("window", 0))
+        counts[kind] = (len(used) + len(allocator.ledger.cached)) * allocator.page
+    return Amounts(attention=counts.get("attention", 0), window=counts.get("window", 0))
 
 
 def check_books(cache: PagedAttentionCache) -> None:

@@ -90,16 +90,16 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
     Follows `_get_kv_cache_groups_uniform_page_size`: the size of a group is the number of layers of
     the smallest spec, or of the largest if that is below 1.5 times the smallest.
     """
-    found: dict[GroupSpec, list[int]] = {}
+    layers_of: dict[GroupSpec, list[int]] = {}
     for layer, spec in enumerate(layers):
-        found.setdefault(spec, []).append(layer)
+        layers_of.setdefault(spec, []).append(layer)
     # Groups of one size, since all draw equal pages. Where the larger number pads only a few
     # layers, it saves a group.
-    counts = [len(alike) for alike in found.values()]
+    counts = [len(alike) for alike in layers_of.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     return tuple(
         replace(spec, layers=tuple(alike[start :: cdiv(len(alike), size)]))
-        for spec, alike in found.items()
+        for spec, alike in layers_of.items()
         for start in range(cdiv(len(alike), size))
     )
 
@@ -146,12 +146,12 @@ class BlockPool:
 
     def block_of(self, key: int) -> int | None:
         """The first block cached under a key."""
-        found = self.cached.get(key)
+        blocks = self.cached.get(key)
         # Trap: two requests that compute the same block keep two blocks under one id; the first one
         # is hit, the other is only memory.
-        if found is None or type(found) is int:
-            return found
-        return next(iter(found))  # type: ignore[arg-type]
+        if blocks is None or type(blocks) is int:
+            return blocks
+        return next(iter(blocks))  # type: ignore[arg-type]
 
     def get_cached_block(self, number: int, group_ids: Sequence[int]) -> list[int] | None:
         """The blocks of a prefix, one per group, or None if a group misses."""
@@ -165,8 +165,8 @@ class BlockPool:
 
     def holds(self, key: int, block: int) -> bool:
         """True if a block is cached under the key."""
-        found = self.cached.get(key)
-        return found == block if type(found) is int else found is not None and block in found  # type: ignore[operator]
+        blocks = self.cached.get(key)
+        return blocks == block if type(blocks) is int else blocks is not None and block in blocks  # type: ignore[operator]
 
     def insert(self, key: int, block: int, num_tokens: int) -> None:
         """Cache a block under a key, in addition to its other keys."""
@@ -178,14 +178,14 @@ class BlockPool:
             self.key_tokens[block] = num_tokens
         else:
             self.more_keys.setdefault(block, []).append(key)
-        found = self.cached.get(key)
+        blocks = self.cached.get(key)
         # One block is by far the usual case, and an int is smaller than a dict.
-        if found is None:
+        if blocks is None:
             self.cached[key] = block
-        elif type(found) is int:
-            self.cached[key] = {found: None, block: None}
+        elif type(blocks) is int:
+            self.cached[key] = {blocks: None, block: None}
         else:
-            found[block] = None  # type: ignore[index]
+            blocks[block] = None  # type: ignore[index]
 
     def remove_keys(self, block: int) -> list[int]:
         """Remove and return all keys of a block."""
@@ -194,13 +194,13 @@ class BlockPool:
         if self.more_keys:
             keys += self.more_keys.pop(block, ())
         for removed in keys:
-            found = self.cached.get(removed)
-            if type(found) is int:
-                if found == block:
+            blocks = self.cached.get(removed)
+            if type(blocks) is int:
+                if blocks == block:
                     del self.cached[removed]
-            elif found is not None:
-                found.pop(block, None)  # type: ignore[union-attr]
-                if not found:
+            elif blocks is not None:
+                blocks.pop(block, None)  # type: ignore[union-attr]
+                if not blocks:
                     del self.cached[removed]
         self.key[block] = None
         return keys

@@ -140,27 +140,27 @@ class Coordinator:
         return coarse and not (blocked and self.rules.lookup.coarse_beside_windows)
 
     def _split(self, groups: Sequence[GroupSpec]) -> list[SpecGroup]:
-        found: list[SpecGroup] = []
+        split: list[SpecGroup] = []
         for i, group in enumerate(groups):
             # A ring holds only the open group of tokens, which no later request shares: no lookup.
             if group.kind == "ring":
                 continue
             eagle = i in self.eagle_ids
             same = next(
-                (spec_group for spec_group in found if spec_group.spec.shape == group.shape), None
+                (spec_group for spec_group in split if spec_group.spec.shape == group.shape), None
             )
             if same is None:
-                found.append(SpecGroup(group, [i], self.managers[i], eagle))
+                split.append(SpecGroup(group, [i], self.managers[i], eagle))
             else:
                 same.ids.append(i)
                 # Groups of one spec have one lookup, so one marked group makes all of them drop.
                 same.use_eagle |= eagle
         # Attention first: its hit can be cut anywhere, so it bounds the search of the others.
-        found.sort(key=lambda spec_group: spec_group.spec.kind != "full")
-        for spec_group in found:
+        split.sort(key=lambda spec_group: spec_group.spec.kind != "full")
+        for spec_group in split:
             for i in spec_group.ids:
                 self.managers[i].use_eagle = spec_group.use_eagle
-        return found
+        return split
 
     # -- lookup ------------------------------------------------------------------------------------
 

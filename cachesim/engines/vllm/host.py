@@ -197,8 +197,8 @@ class RankedLru:
         for key in chosen:
             self.idle.remove(key)
             del self.ranks[key]
-        found = [(key, self.chunks.pop(key)) for key in chosen]
-        return found if len(found) == count else None
+        evicted = [(key, self.chunks.pop(key)) for key in chosen]
+        return evicted if len(evicted) == count else None
 
     def mark_evictable(self, key: Key) -> None:
         self.idle.add(key)
@@ -300,18 +300,18 @@ class Arc:
                 return None
             size -= key in self.once
             chosen.append(key)
-        found = []
+        evicted = []
         for key in chosen:
             listed, ghosts = self.often, self.ghosts_often
             if key in self.once:
                 listed, ghosts = self.once, self.ghosts_once
-            found.append((key, listed.pop(key)))
+            evicted.append((key, listed.pop(key)))
             ghosts[key] = None
         for ghosts in (self.ghosts_once, self.ghosts_often):
             # Ghosts are keys without chunks, but they are bounded, too.
             while len(ghosts) > self.capacity:
                 ghosts.popitem(last=False)
-        return found
+        return evicted
 
     def mark_evictable(self, key: Key) -> None:
         """Do nothing: a search skips chunks in use."""

@@ -278,22 +278,22 @@ class FullAttention(Manager):
 
     def _run(self, hashes: Sequence[int], most: int, group_ids: Sequence[int]) -> list[list[int]]:
         pool = self.pool
-        found: list[list[int]] = [[] for _ in group_ids]
+        tables: list[list[int]] = [[] for _ in group_ids]
         if len(group_ids) == 1:
-            groups, group, cached, run = pool.groups, group_ids[0], pool.cached, found[0]
+            groups, group, cached, run = pool.groups, group_ids[0], pool.cached, tables[0]
             for block_hash in hashes[:most]:
                 block = cached.get(block_hash * groups + group)
                 if block is None:
                     break
                 run.append(block if type(block) is int else next(iter(block)))  # type: ignore[arg-type]
-            return found
+            return tables
         for block_hash in hashes[:most]:
             blocks = pool.get_cached_block(block_hash, group_ids)
             if blocks is None:
                 break
-            for table, block in zip(found, blocks, strict=True):
+            for table, block in zip(tables, blocks, strict=True):
                 table.append(block)
-        return found
+        return tables
 
     def _extend_inside(self, found: list[list[int]], query: LookUp) -> int:
         hashes, alignment = query.hashes, query.alignment

@@ -117,13 +117,13 @@ def amounts(manager: KVCacheManager) -> Amounts:
     """
     pool, groups = manager.pool, manager.groups
     keys = np.fromiter(pool.cached, np.int64, len(pool.cached)) % pool.groups
-    found, layers = Counter[str](), Counter[str]()
+    counts, layers = Counter[str](), Counter[str]()
     for group, blocks in zip(groups, np.bincount(keys, minlength=len(groups)), strict=True):
         place = PLACES[group.kind]
         layers[place] += len(group.layers)
         size = 1 if place == "recurrent" else group.block
-        found[place] += int(blocks) * size * len(group.layers)
-    shares = {place: found[place] // max(layers[place], 1) for place in PLACES.values()}
+        counts[place] += int(blocks) * size * len(group.layers)
+    shares = {place: counts[place] // max(layers[place], 1) for place in PLACES.values()}
     return Amounts(
         attention=shares["attention"], window=shares["window"], states=shares["recurrent"]
     )
@@ -359,7 +359,7 @@ def check_lookups(coordinator: Coordinator, requests: Sequence[Request]) -> None
     for request in requests:
         most = request.num_tokens - 1
         try:
-            found = coordinator.find_longest_cache_hit(request.hashes, most).length
+            length = coordinator.find_longest_cache_hit(request.hashes, most).length
         except UpstreamAbort:  # of a request that did not look up
             return
         unit = coordinator.alignment
@@ -376,8 +376,8 @@ def check_lookups(coordinator: Coordinator, requests: Sequence[Request]) -> None
             ),
             0,
         )
-        if found != longest:
-            _fail(f"a hit of {found} tokens, where the groups can resume at {longest}")
+        if length != longest:
+            _fail(f"a hit of {length} tokens, where the groups can resume at {longest}")
 
 
 def _resumes(

@@ -120,15 +120,15 @@ class Prefixes:
     def known(self, tokens: Sequence[int]) -> list[int]:
         """The ids that the leading units of `tokens` have already; gives none."""
         unit, ahead, parent = self.unit, self.lookahead, ROOT
-        found: list[int] = []
+        hashes: list[int] = []
         for end in range(unit, len(tokens) + 1 - ahead, unit):
             key = (parent, tuple(tokens[end - unit : end + ahead]))
             number = self._numbers.get(key, self._earlier.get(key))
             if number is None:
                 break
-            found.append(number)
+            hashes.append(number)
             parent = number
-        return found
+        return hashes
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -188,16 +188,16 @@ class ChunkStore:
             held = self.pages.cells(layer)
             return (through_ring(spec, block, held, (keys, values), self._start),)
         local = layer in self.pages.local
-        found = self._cells.get((group, local))
-        if found is None:
+        cells = self._cells.get((group, local))
+        if cells is None:
             table = self._tables[group]
-            found = Cells.of(spec, table, self._start, self._count, local=local)
-            self._cells[group, local] = found
-            self.pages.take(group, found.blocks)
+            cells = Cells.of(spec, table, self._start, self._count, local=local)
+            self._cells[group, local] = cells
+            self.pages.take(group, cells.blocks)
         held_keys, held_values = self.pages.cells(layer)
-        held_keys[found.written] = keys
-        held_values[found.written] = values
-        return (found.frame.lane(held_keys[found.cells], held_values[found.cells]),)
+        held_keys[cells.written] = keys
+        held_values[cells.written] = values
+        return (cells.frame.lane(held_keys[cells.cells], held_values[cells.cells]),)
 
     def states(self, layer: int) -> Array:
         """The initial state of the chunk, zeros for an empty prefix."""

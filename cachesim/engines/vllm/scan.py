@@ -52,7 +52,7 @@ def cached_states(
     ends = [chunk_ends(span, size) for span in spans]
     states = [(row, end) for row, own in enumerate(ends) for end in own]
     stride, first_chunk = block // size, 0
-    found: list[list[Source]] = []
+    sources: list[list[Source]] = []
     for (start, end), own in zip(spans, ends, strict=True):
         first = start // block
         count = cdiv(end, block) - 1 - first
@@ -69,9 +69,9 @@ def cached_states(
             # As an assignment to a slice does upstream.
             if len(taken) not in {1, count}:  # one state goes to all blocks
                 raise UpstreamAbort(MIXER, f"shape mismatch: {len(taken)} states, {count} blocks")
-        found.append([Source(first + i, *taken[i % len(taken)]) for i in range(count)])
+        sources.append([Source(first + i, *taken[i % len(taken)]) for i in range(count)])
         first_chunk += len(own)
-    return found
+    return sources
 
 
 @dataclass(slots=True)

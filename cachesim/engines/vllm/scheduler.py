@@ -639,15 +639,15 @@ class Scheduler:
 
         Follows `_handle_failed_recving` and `_handle_invalid_blocks`.
         """
-        found: dict[Request, None] = {}
+        failed: dict[Request, None] = {}
         for request in transfers.failed:
             if request.status == "loading" and self.limits.recomputes:
                 request.num_computed = 0
                 self.failed.add(request.id)
             elif request.status == "loading":
-                found[request] = None
+                failed[request] = None
         if not transfers.invalid:
-            return found
+            return failed
         if len(self.manager.groups) > 1:
             # Upstream looks a block up in one table only.
             where = "Scheduler._handle_invalid_blocks"
@@ -657,12 +657,12 @@ class Scheduler:
         now, evicted = self._truncate(self.running, transfers.invalid, counts)
         if self.limits.recomputes:
             self.failed |= {request.id for request in later}
-            return found | now
+            return failed | now
         # Trap: only under `fail`. Under `recompute` the blocks keep their ids, and others may hit
         # them.
         for block in evicted:
             self.manager.pool.evict(block)
-        return found | later | now
+        return failed | later | now
 
     def _truncate(
         self, requests: Iterable[Request], invalid: frozenset[int], counts: Mapping[Request, int]

@@ -219,9 +219,9 @@ class VllmLaws:
         under_way, refused = list[tuple[int, int]](), 0
         for event in seen.events:
             if isinstance(event, ChunkScheduled) and (event.start >= count or event.drafts):
-                found = _after_latest(tokens[: event.start + 1])
+                drafted = _after_latest(tokens[: event.start + 1])
                 room = min(self._least - 1, limits.max_model_len - event.start - 2)
-                wanted = min(len(found), self._proposed, room)
+                wanted = min(len(drafted), self._proposed, room)
                 decodes = event.start >= count and not limits.overlaps
                 if decodes and event.drafts != wanted:
                     return f"{event.drafts} drafts after {event.start + 1} tokens, of {wanted}"
@@ -294,8 +294,8 @@ class VllmLaws:
         images = by.images or request.images  # which are in ids, not in the number of equal tokens
         if by.status != "finished" or by is request or images or "failed_block" in seen.fields:
             return None
-        found = reply.cached or 0
-        return None if found >= due else f"{found} of {due} stored tokens cached"
+        cached = reply.cached or 0
+        return None if cached >= due else f"{cached} of {due} stored tokens cached"
 
     def _due(self, seen: Seen, request: Request) -> Iterator[tuple[int, int]]:
         """Numbers of computed tokens, and of those that must be hit again.

@@ -61,19 +61,19 @@ class Drafter:
         if not count:
             return []
         if given is not None:
-            found = [int(token) for token in given[turn]] if turn < len(given) else []
+            drafts = [int(token) for token in given[turn]] if turn < len(given) else []
         elif self.options.speculative_method == "ngram":
-            found = _lookup(request.tokens, count)
+            drafts = _lookup(request.tokens, count)
         elif forced is not None:
-            found = [
+            drafts = [
                 int(token) for token in forced[request.num_output : request.num_output + count]
             ]
         else:
-            found = _lookup(request.tokens, count)
-        found = found[:count]
+            drafts = _lookup(request.tokens, count)
+        drafts = drafts[:count]
         if self.options.use_eagle:
-            found += [PLACEHOLDER] * (count - len(found))
-        return found
+            drafts += [PLACEHOLDER] * (count - len(drafts))
+        return drafts
 
 
 def _lookup(tokens: list[int], count: int) -> list[int]:

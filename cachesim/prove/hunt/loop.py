@@ -154,12 +154,14 @@ def hunt(
             else in_order(tasks, pool, ahead, goes_on)
         )
     known: dict[Cause, str] | None = None  # takes as long as all shipped scenarios
-    for found in surveys:
-        findings.survey.join(found)
-        for cause, _ in found.counts.most_common():
+    for target_survey in surveys:
+        findings.survey.join(target_survey)
+        for cause, _ in target_survey.counts.most_common():
             if not findings.wanted(cause) or (task is None and not goes_on()):
                 continue
-            finding = _reduced(cause, found.first[cause], found.report.profile, profile, prover)
+            finding = _reduced(
+                cause, target_survey.first[cause], target_survey.report.profile, profile, prover
+            )
             if finding is None:
                 findings.tries[cause] += 1
                 continue
@@ -289,10 +291,10 @@ def known_causes(profile: Profile) -> dict[Cause, str]:
     """The causes that shipped scenarios show on a release, each with the first that does."""
     shipped = shipped_folder()
     folder = shipped and shipped / profile.engine  # an engine may have none
-    found: dict[Cause, str] = {}
+    known: dict[Cause, str] = {}
     for _, scenario in load_all([str(folder)]) if folder and folder.is_dir() else ():
         listed = [full_profile(scenario.engine.name, text) for text in scenario.engine.profiles]
         if profile in listed:
             for cause in causes(scenario, profile, "ring", "wrong"):
-                found.setdefault(cause, scenario.name)
-    return found
+                known.setdefault(cause, scenario.name)
+    return known

@@ -144,9 +144,9 @@ def real_prover(engine: str) -> Prover | None:
 
 def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
     """The engine's prover, or one whose workloads are run on the simulator."""
-    found = real_prover(profile.engine)
-    if found is not None:
-        return found
+    real = real_prover(profile.engine)
+    if real is not None:
+        return real
     prove: Prove = _simulated
     if profile.engine in BY_METADATA and profile.release in FAMILIES[profile.engine].real():
         proofs = workbench.added(workbench.PROVERS)

@@ -74,7 +74,7 @@ def write(finding: ProvenFinding, profile: Profile, folder: Path, number: int, w
 
 
 def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> Iterator[str]:
-    scenario, found = finding.found.scenario, finding.found
+    scenario, shown = finding.found.scenario, finding.found
     yield f"# {profile.engine} {profile.release}: {finding.cause}"
     yield ""
     release = family_of(profile.engine).release(profile.release)
@@ -85,15 +85,15 @@ def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> 
     yield ""
     yield "What a client does:"
     yield ""
-    yield from (f"    {line.strip()}" for line in story(found, profile)[1:])
+    yield from (f"    {line.strip()}" for line in story(shown, profile)[1:])
     yield ""
-    evidence, kind = finding.result.evidence, found.finding.kind
-    wrong = found.finding.step if kind == "wrong answer" else None
+    evidence, kind = finding.result.evidence, shown.finding.kind
+    wrong = shown.finding.step if kind == "wrong answer" else None
     wanted, shows = EXPECTED.get(kind, LAW)
     yield f"Expected: {wanted}."
     yield f"Seen on {where}: {finding.result.seen}."
-    if found.finding.detail != finding.result.seen:
-        yield f"Simulated: {found.finding.detail}."
+    if shown.finding.detail != finding.result.seen:
+        yield f"Simulated: {shown.finding.detail}."
     yield f"Evidence: {evidence}."
     yield ""
     if finding.cause.cure:
@@ -197,12 +197,12 @@ def curl(
 
 def _until(scenario: Scenario, wrong: int | None) -> Iterator[list[int]]:
     """The calls up to the wrong answer, and those that arrive while it is computed."""
-    found = False
+    reached = False
     for call in in_one_call(scenario):
-        if found and not scenario.step[call[0]].with_previous:
+        if reached and not scenario.step[call[0]].with_previous:
             return
         yield call
-        found = found or wrong in call
+        reached = reached or wrong in call
 
 
 def _flags(scenario: Scenario, release: str) -> Iterator[str]:

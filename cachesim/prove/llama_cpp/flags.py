@@ -76,16 +76,16 @@ ON_THE_LINE: Final = (
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
     """A command line with these flags."""
-    found = list(ON_THE_LINE)
+    line = list(ON_THE_LINE)
     for flag, value in ({"ctx_size": 4096, "parallel": 1} | dict(options)).items():
         name = flag.replace("_", "-")
         if flag == "flash_attn":
-            found += ["--flash-attn", "on" if value else "off"]
+            line += ["--flash-attn", "on" if value else "off"]
         elif isinstance(value, bool):
-            found.append(f"--{name}" if value else f"--no-{name}")
+            line.append(f"--{name}" if value else f"--no-{name}")
         else:
-            found += [f"--{name}", str(value)]
-    return found
+            line += [f"--{name}", str(value)]
+    return line
 
 
 NO_FLAGS: Final[Mapping[str, Any]] = {"parallel": -1, "ctx_size": 0}

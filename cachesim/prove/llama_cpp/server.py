@@ -100,28 +100,28 @@ def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
     decoded: dict[int, list[Token]] = {}
     drafts: dict[int, list[Tokens]] = {}
     for line in lines:
-        if found := _BEST.search(line):
-            slot, position, token = (int(group) for group in found.groups())
+        if match := _BEST.search(line):
+            slot, position, token = (int(group) for group in match.groups())
             if position == 0:
                 decoded[slot] = []
             decoded.setdefault(slot, []).append(Token(token))
-        elif found := _DRAFT.search(line):
-            slot, task, count = (int(group) for group in found.groups())
+        elif match := _DRAFT.search(line):
+            slot, task, count = (int(group) for group in match.groups())
             if count and slot not in decoded:
                 continue  # what was accepted before a restore, read once more
             drafts.setdefault(task, []).append(tuple(decoded.pop(slot, [])[:count]))
             started.discard(task)
             refused.discard(task)
-        elif found := _ROOM.search(line):
-            task = int(found[1])
+        elif match := _ROOM.search(line):
+            task = int(match[1])
             if task in refused:
                 drafts.setdefault(task, []).append(())
                 refused.discard(task)
             started.add(task)
         elif _FULL in line:
             refused |= started
-        elif found := _LAUNCH.search(line):
-            drafts.setdefault(int(found[1]), [])
+        elif match := _LAUNCH.search(line):
+            drafts.setdefault(int(match[1]), [])
     return [tuple(drafts[task]) for task in sorted(drafts)]
 
 
@@ -515,9 +515,9 @@ def overrides(name: str) -> list[Override]:
     """Settings that differ: of the server, and of the simulator's defaults."""
     release = as_release(name)
     values = parameters({}) | {"model.path": MODEL, "verbosity": QUIET, "slot_save_path": "slots/"}
-    found = _configurations(release, values)
-    rows = differences(found["started"], found["used"])
-    return overrides_of((*rows, *_of_simulator(release, found["started"])), OVERRIDES)
+    configurations = _configurations(release, values)
+    rows = differences(configurations["started"], configurations["used"])
+    return overrides_of((*rows, *_of_simulator(release, configurations["started"])), OVERRIDES)
 
 
 def declared(release: str, version: str) -> dict[str, frozenset[str]]:
@@ -544,7 +544,7 @@ def _configurations(
 
 
 def _of_simulator(release: str, started: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    able, found = Abilities(release), list[tuple[str, str, str]]()
+    able, rows = Abilities(release), list[tuple[str, str, str]]()
     for option in FAMILY.declared:
         flag = option.name
         ours: Any = FAMILY.default(option, release)
@@ -553,5 +553,5 @@ def _of_simulator(release: str, started: Mapping[str, str]) -> list[tuple[str, s
         known = [part for part in PARAMETERS[flag].split("|") if part in started]
         said = f"{ours:g}" if isinstance(ours, float) else str(ours)
         if able.has(flag) and known and started[known[0]] != said:
-            found.append((f"simulator: {flag}", started[known[0]], said))
-    return found
+            rows.append((f"simulator: {flag}", started[known[0]], said))
+    return rows

@@ -248,15 +248,15 @@ def fields_of(value: Wheel, name: str = "") -> dict[str, str]:
     """Every field, nested ones included, with its value as text."""
     if type(value).__module__.partition(".")[0] != WHEEL or hasattr(value, "value"):
         return {name: f"{value:g}" if isinstance(value, float) else str(value)}
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for field in dir(value):
         try:
             held = None if field.startswith("_") else getattr(value, field)
         except RuntimeError:  # older wheels cannot read a list that the parser has closed
             continue
         if held is not None and not callable(held):
-            found |= fields_of(held, f"{name}.{field}" if name else field)
-    return found
+            fields |= fields_of(held, f"{name}.{field}" if name else field)
+    return fields
 
 
 def configurations(arguments: list[str], values: Json) -> Json:

@@ -74,7 +74,7 @@ class Player:
 
     def results(self) -> list[Json]:
         """Outcome of each call."""
-        llama, found = self.instance(), []
+        llama, outcomes = self.instance(), []
         for call in self.order["calls"]:
             if call["do"] == "restart":
                 llama.close()
@@ -85,11 +85,11 @@ class Player:
                 fresh = self.instance(cached=False)
                 result["cold"] = self.call(fresh, call | {"reply": result["reply"]})["logits"]
                 fresh.close()
-            found.append(result)
+            outcomes.append(result)
             if str(result.get("error")).startswith(ROW):
                 break
         llama.close()
-        return found
+        return outcomes
 
     def instance(self, *, cached: bool = True) -> Real:
         """A fresh `Llama`."""

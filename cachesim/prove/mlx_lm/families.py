@@ -289,10 +289,10 @@ def _transformer(spec: ModelSpec, weights: Weights) -> Weights:
 
 def _of_layer(weights: Weights, layer: int, names: Mapping[str, str]) -> Weights:
     """The tensors of a layer that there are, by other names."""
-    found = {name: weights.get(f"blk.{layer}.{ours}.weight") for name, ours in names.items()}
+    tensors = {name: weights.get(f"blk.{layer}.{ours}.weight") for name, ours in names.items()}
     return {
         f"model.layers.{layer}.{name}.weight": tensor
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
         if tensor is not None
     }
 

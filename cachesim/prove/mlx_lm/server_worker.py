@@ -266,9 +266,9 @@ class Server:
                 server.batch_scripts.alone = None
 
             def _compute_prompt_checkpoint(self, *args: Real) -> Real:
-                found = super()._compute_prompt_checkpoint(*args)
-                server.current["checkpoint"] = list(found)
-                return found
+                checkpoint = super()._compute_prompt_checkpoint(*args)
+                server.current["checkpoint"] = list(checkpoint)
+                return checkpoint
 
         return Watched
 
@@ -513,9 +513,9 @@ class StoreWatch:
 
     def fetch(self, model: Real, tokens: Real) -> Real:
         """The store's own lookup; the cached count is recorded."""
-        found = self._fetch(model, tokens)
-        self._on_fetch(len(tokens) - len(found[1]))
-        return found
+        fetched = self._fetch(model, tokens)
+        self._on_fetch(len(tokens) - len(fetched[1]))
+        return fetched
 
     def insert(self, model: Real, tokens: Real, cache: Real, **more: Real) -> None:
         """The store's own insertion, recorded."""
@@ -545,10 +545,10 @@ class StoreWatch:
             name: [self._number(model, tokens) for model, tokens in queue]
             for name, queue in queues_of(self.store._lru).items()
         }
-        found: Json = {"order": order}
+        held: Json = {"order": order}
         if hasattr(self.store, "nbytes"):
-            found["nbytes"] = self.store.nbytes
-        return found
+            held["nbytes"] = self.store.nbytes
+        return held
 
     def _number(self, model: Real, tokens: Real) -> int:
         trie = getattr(self.store, "_trie", None)

@@ -122,9 +122,9 @@ def _offloading() -> Iterator[list[Real]]:
         return empty(*given, **{name: value for name, value in by.items() if name != "pin_memory"})
 
     def noted(self: Real, *given: Real) -> Real:
-        found: Real = offload(self, *given)
-        moved.extend(found)
-        return found
+        offloaded: Real = offload(self, *given)
+        moved.extend(offloaded)
+        return offloaded
 
     with patch.object(torch, "empty", unpinned), patch.object(kind, "_offload_to_cpu", noted):
         yield moved

@@ -664,20 +664,20 @@ class Family:
         except Exception as error:
             verdict = "refused" if parts.is_clear(error) else "crash"
             return {"verdict": verdict, **parts.about(error)}
-        found: dict[str, Any] = {"gap": play.gap, "place": play.place}
+        facts: dict[str, Any] = {"gap": play.gap, "place": play.place}
         if play.gap <= WRONG:
-            return {"verdict": "right" if play.gap < SINGLE else "unclear", **found}
+            return {"verdict": "right" if play.gap < SINGLE else "unclear", **facts}
         if play.is_right():
-            return {"verdict": "limit", "cause": "the same without a cache", **found}
+            return {"verdict": "limit", "cause": "the same without a cache", **facts}
         cause = self.cause(script)
         layers = {type(layer).__name__ for layer in getattr(play.new(""), "layers", ())}
         if play.on_right and len(script) > 1 and layers != {"DynamicLayer"}:
-            return {"verdict": "limit", "cause": "tokens after padding on the right", **found}
+            return {"verdict": "limit", "cause": "tokens after padding on the right", **facts}
         if cause == ALONE and play.padding_gap > WRONG:
-            return {"verdict": "limit", "cause": "padding changes it without a cache too", **found}
+            return {"verdict": "limit", "cause": "padding changes it without a cache too", **facts}
         if play.limit and cause in ("", REBUILT, DYNAMIC, UNLIMITED):  # with no cache that is so
-            return {"verdict": "limit", "cause": play.limit, **found}
-        return {"verdict": "wrong", "cause": cause, **found}
+            return {"verdict": "limit", "cause": play.limit, **facts}
+        return {"verdict": "wrong", "cause": cause, **facts}
 
     def play(self, remedies: tuple[str, ...] = ()) -> Play:
         """A new run on a new copy of the model."""

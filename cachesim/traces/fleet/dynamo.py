@@ -160,7 +160,7 @@ class KvRouter(router.Dispatcher):
             replica.number: sum(self.booked[replica.number].prefill.values()) for replica in alive
         }
         floor, length = min(at_work.values()), len(arrival.prompt)
-        found = {}
+        costs = {}
         for replica in alive:
             unit = replica.unit
             keys, booked = arrival.keys(unit), self.booked[replica.number]
@@ -171,12 +171,12 @@ class KvRouter(router.Dispatcher):
                 excess = (tokens - floor) / unit / -(-length // unit)
                 credit *= 1 / (1 + rules.overlap_score_credit_decay * excess)
             prefill = max(0.0, (tokens + length) / unit - credit * overlap)
-            found[replica.number] = (
+            costs[replica.number] = (
                 rules.prefill_load_scale * prefill
                 + booked.projected(keys)
                 + rules.decode_active_request_weight * len(booked.sequences)
             )
-        return found
+        return costs
 
     def prefilled(self, arrival: router.Arrival, replica: int) -> None:
         self.booked[replica].prefill.pop(arrival.number, None)

@@ -41,7 +41,7 @@ class Other:
 
 def others_of(texts: Sequence[str], replicas: int) -> tuple[Other, ...]:
     """Replicas that differ; each is named once."""
-    found: list[Other] = []
+    others: list[Other] = []
     for text in texts:
         read = OTHERS.fullmatch(text)
         if read is None:
@@ -56,12 +56,12 @@ def others_of(texts: Sequence[str], replicas: int) -> tuple[Other, ...]:
         parts = [part.strip() for part in read[3].split(",")]
         profile = "" if "=" in parts[0] else parts.pop(0)
         other = Other(first, last, profile, tuple(_flag(text, part) for part in parts), text)
-        for before in found:
+        for before in others:
             if twice := set(before.numbers) & set(other.numbers):
                 msg = f"replica {min(twice)} is in {before.text!r} and in {text!r}; name it once"
                 raise RouterError(msg)
-        found.append(other)
-    return tuple(found)
+        others.append(other)
+    return tuple(others)
 
 
 def _flag(text: str, flag: str) -> tuple[str, Any]:
@@ -94,7 +94,7 @@ class Change:
 
 def changes_of(texts: Sequence[str], replicas: int) -> tuple[Change, ...]:
     """Changes in the order of their times; a replica that joins first is not there before."""
-    found = []
+    changes = []
     for text in texts:
         read = CHANGES.fullmatch(text)
         if read is None:
@@ -103,8 +103,8 @@ def changes_of(texts: Sequence[str], replicas: int) -> tuple[Change, ...]:
         if int(read[2]) >= replicas:
             msg = f"change {text!r}: there is no replica {read[2]}; they are 0 to {replicas - 1}"
             raise RouterError(msg)
-        found.append(Change(float(read[3]), int(read[2]), cast("What", read[1])))
-    return tuple(sorted(found))
+        changes.append(Change(float(read[3]), int(read[2]), cast("What", read[1])))
+    return tuple(sorted(changes))
 
 
 ROUTERS: Final[Mapping[str, type[Router]]] = {
@@ -194,8 +194,8 @@ def router_of(text: str) -> Router:
     defaults = {field.name: field.default for field in fields(kind)}
     given = {}
     for rule in rules:
-        key, found, value = rule.partition("=")
-        if key not in defaults or not found:
+        key, equals, value = rule.partition("=")
+        if key not in defaults or not equals:
             has = f"it has {', '.join(defaults)}" if defaults else "it has none"
             raise RouterError(f"router {name} has no rule {rule!r}; {has}; write one as NAME=VALUE")
         given[key] = _value(name, key, value, type(defaults[key]))

@@ -40,10 +40,10 @@ class Indexer:
 
     def _forget(self, used: dict[int, None], key: int, replica: int) -> None:
         del used[key]
-        found = self.replicas_of.get(key)
-        if found is not None:
-            found.discard(replica)
-            if not found:
+        holders = self.replicas_of.get(key)
+        if holders is not None:
+            holders.discard(replica)
+            if not holders:
                 del self.replicas_of[key]
 
     def remove(self, replica: int) -> None:
@@ -57,14 +57,14 @@ class Indexer:
 
         Trap: the blocks of a replica need not be the first ones, only the blocks of all together.
         """
-        found: dict[int, int] = {}
+        matched: dict[int, int] = {}
         for key in keys:
             holders = self.replicas_of.get(key)
             if not holders:
                 break
             for replica in holders:
-                found[replica] = found.get(replica, 0) + 1
-        return found
+                matched[replica] = matched.get(replica, 0) + 1
+        return matched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,9 +112,9 @@ class Server(Replica):
         return None
 
     def peek(self, arrival: Arrival) -> int | None:
-        found = self.engine.peek(arrival.tokens)
-        self.silent |= found is None
-        return None if found is None else int(found)
+        known = self.engine.peek(arrival.tokens)
+        self.silent |= known is None
+        return None if known is None else int(known)
 
     # -- requests ----------------------------------------------------------------------------------
 

@@ -372,17 +372,17 @@ def parts_of(cell: Cell) -> list[Cell]:
 def joined(cell: Cell, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The outcome of a cell from those of its parts: as if they had run in one process."""
     fleet = there_is(cell.fleet)
-    found = _account(fleet)
+    account = _account(fleet)
     facts = [[0, 0] for _ in range(fleet.replicas)]
     for outcome in outcomes:
         lost, refused_at = outcome["at"]
         total, *parts = (Replayed.of_json(one) for one in outcome["totals"])
-        found.join(FleetReplayed(total, parts, lost=lost, refused_at=refused_at))
+        account.join(FleetReplayed(total, parts, lost=lost, refused_at=refused_at))
         facts = [
             [a + b for a, b in zip(*both, strict=True)]
             for both in zip(facts, outcome["facts"], strict=True)
         ]
-    return _outcome(cell, found, facts, set())
+    return _outcome(cell, account, facts, set())
 
 
 def _outcome(

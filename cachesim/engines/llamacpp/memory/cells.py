@@ -159,8 +159,8 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         if word >= len(self.bits):  # words are added with the first cell of a high sequence
             return np.zeros(0, dtype=np.int64)
-        found: Integers = (self.bits[word] & np.uint64(1 << bit)).nonzero()[0]
-        return found
+        cells: Integers = (self.bits[word] & np.uint64(1 << bit)).nonzero()[0]
+        return cells
 
     def select(self, seq: int, p0: int, p1: int) -> Integers:
         """The cells of the sequence with positions in [p0, p1), in index order."""

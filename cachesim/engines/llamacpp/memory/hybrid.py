@@ -186,11 +186,11 @@ class HybridMemory:
         pieces = self.recurrent.cut(
             split, n_ubatch, all_outputs=all_outputs, sequential=not self.attention.streams.unified
         )
-        found = None if pieces is None else self.recurrent.prepare(pieces)
-        if pieces is None or found is None:
+        rows = None if pieces is None else self.recurrent.prepare(pieces)
+        if pieces is None or rows is None:
             return None
         slots = self.attention.prepare(pieces)
-        return None if slots is None else Plan(pieces, slots, found)
+        return None if slots is None else Plan(pieces, slots, rows)
 
     def apply(self, plan: Plan, k: int) -> None:
         """Attention, then recurrent."""

@@ -73,8 +73,8 @@ def _slot_snapshot(server: ServerContext, slot: Slot) -> dict[str, Any]:
 def parts(context: Context) -> list[dict[str, Any]]:
     """Every part of a memory."""
     attention, recurrent = parts_of(context.memory)
-    found = [_attention(part, cache) for part, cache in caches_of(attention).items()]
-    return found if recurrent is None else [*found, _recurrent(recurrent)]
+    held = [_attention(part, cache) for part, cache in caches_of(attention).items()]
+    return held if recurrent is None else [*held, _recurrent(recurrent)]
 
 
 def _attention(part: str, cache: AttentionCache) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHe
     if all(shape.marks for shape in cache.shapes):
         return []
     marks = Marks.among(cache.shapes)
-    found = []
+    cells_held = []
     for stream, (cells, rows) in enumerate(zip(cache.streams.cells, cache.rows, strict=True)):
         used = np.flatnonzero(cells.pos >= 0)
         if used.size:
@@ -256,15 +256,15 @@ def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHe
         births = marks.births(rows.keys, part, used + MARGIN)
         runs = runs_of(used, cells.pos[used], cells.bits[0, used], births)
         size = cache.streams.size
-        found.append(CellsHeld(part=part, stream=stream, size=size, window=window, runs=runs))
-    return found
+        cells_held.append(CellsHeld(part=part, stream=stream, size=size, window=window, runs=runs))
+    return cells_held
 
 
 def _rows(memory: RecurrentMemory) -> tuple[RowHeld, ...]:
     """The live states; a rolled-back one is read from its current plane."""
     layer = Marks.among(memory.shapes).layers.get("recurrent")
     cells = memory.cells
-    found = []
+    rows = []
     for row in range(memory.size):
         if not cells.seqs[row]:
             continue
@@ -275,8 +275,8 @@ def _rows(memory: RecurrentMemory) -> tuple[RowHeld, ...]:
             else int(memory.planes.rows[layer][plane * memory.size + row, 0])
         )
         owners = sum(1 << seq for seq in cells.seqs[row])
-        found.append(RowHeld(row=row, position=int(cells.pos[row]), owners=owners, node=node))
-    return tuple(found)
+        rows.append(RowHeld(row=row, position=int(cells.pos[row]), owners=owners, node=node))
+    return tuple(rows)
 
 
 def _slot(slot: Slot, server: ServerContext) -> SlotHeld:
@@ -313,7 +313,7 @@ def _checkpoint(checkpoint: Checkpoint, *, has_row: bool) -> CheckpointHeld:
 
 
 def _marks(blob: Blob) -> list[tuple[Integers, Integers]]:
-    found: list[tuple[Integers, Integers]] = []
+    marks: list[tuple[Integers, Integers]] = []
     positions: Integers | None = None
     for part in blob.fields:
         if isinstance(part, CellList):
@@ -321,6 +321,6 @@ def _marks(blob: Blob) -> list[tuple[Integers, Integers]]:
         elif positions is not None and isinstance(part, RowBlock) and part.kind == MARKS:
             data = part.data
             if data is not None and data.size:
-                found.append((positions, data.reshape(len(positions), -1)[:, 0]))
+                marks.append((positions, data.reshape(len(positions), -1)[:, 0]))
                 positions = None
-    return found
+    return marks

@@ -144,7 +144,7 @@ def copied(context: Context) -> Context:
 def content_of(context: Context) -> Content:
     """Every sequence in each part of a memory."""
     caches, recurrent = _parts(context)
-    found = {}
+    content = {}
     for seq in range(context.n_seq_max):
         parts = [_cells(cache, seq) for cache in caches]
         if recurrent is not None:
@@ -153,8 +153,8 @@ def content_of(context: Context) -> Content:
             positions = np.array([cells.pos[tail]] if at else [], np.int64)
             rows = tuple(row[at] for row in recurrent.planes.rows.values())
             parts.append(Part(positions, rows, -1))
-        found[seq] = tuple(parts)
-    return found
+        content[seq] = tuple(parts)
+    return content
 
 
 def _cells(cache: AttentionCache, seq: int) -> Part:
@@ -204,14 +204,14 @@ def check_sizes(server: ServerContext) -> None:
             seqs = n_slots if flags.unified else 1
             needed = cache.mask.n_swa * seqs + flags.n_ubatch
             n_cells = min(n_ctx, -(-needed // CONTEXT_STEP) * CONTEXT_STEP)
-        found = len(cache.streams), cache.streams.size
+        sizes = len(cache.streams), cache.streams.size
         count = 1 if flags.unified else n_slots
         require(
-            found == (count, n_cells), "{} streams of cells, not {} of {}", found, count, n_cells
+            sizes == (count, n_cells), "{} streams of cells, not {} of {}", sizes, count, n_cells
         )
     if recurrent is not None:
-        found = recurrent.size, recurrent.planes.count
-        require(found == (n_slots, planes + 1), "{} rows and planes for {} slots", found, n_slots)
+        sizes = recurrent.size, recurrent.planes.count
+        require(sizes == (n_slots, planes + 1), "{} rows and planes for {} slots", sizes, n_slots)
 
 
 def check_saved(server: ServerContext) -> None:
@@ -271,8 +271,8 @@ def _require_next(context: Context, seq: int, logits: Array | None) -> None:
     """Require the logits of the next token, in arithmetic that does not depend on the cells."""
     if logits is None or arithmetic_of(context.network) != "ring":
         return
-    found = _next(context, seq)
-    equal = found is None or np.array_equal(found, logits)
+    now = _next(context, seq)
+    equal = now is None or np.array_equal(now, logits)
     require(equal, "a token after a restored or copied sequence has other logits")
     context.check_integrity()
 

@@ -72,9 +72,9 @@ def _found_otherwise(cache: AttentionCache, stream: int) -> Iterator[str]:
             slot = find_slot(streams, _ubatch(stream, 0, n))
             order = np.roll(np.arange(streams.size), -head if head <= bound else 0)
             wanted = order[usable[order]][:n].tolist()
-            found = None if slot is None else list(map(int, slot.cells[0]))
-            if found != (wanted if len(wanted) == n else None):
-                yield f"{found} are found for {n} tokens from cell {head} on, not {wanted}"
+            picked = None if slot is None else list(map(int, slot.cells[0]))
+            if picked != (wanted if len(wanted) == n else None):
+                yield f"{picked} are found for {n} tokens from cell {head} on, not {wanted}"
     streams.heads[stream] = own
     if free < 5 or cache.mask.n_swa or len(streams) > 1:
         return  # a dry run of a window may empty cells, and of several streams moves heads
@@ -123,9 +123,9 @@ def _wrong_lanes(cache: AttentionCache, seq: int) -> Iterator[str]:
     (plan,) = plan_lanes(cache.streams, _ubatch(seq, last, 1))
     positions, picked = plan.frame.positions, plan.picked
     at = np.flatnonzero(positions != ABSENT)
-    found = (at + picked.start if isinstance(picked, slice) else picked[at]) - MARGIN
-    if sorted(found) != seen or (cells.pos[found] != positions[at]).any():
-        yield f"token {last} sees the cells {found.tolist()}, not {seen}"
+    seen_cells = (at + picked.start if isinstance(picked, slice) else picked[at]) - MARGIN
+    if sorted(seen_cells) != seen or (cells.pos[seen_cells] != positions[at]).any():
+        yield f"token {last} sees the cells {seen_cells.tolist()}, not {seen}"
     ordered, first = np.unique(positions[at], return_index=True)
     if (at[first] % BLOCK != ordered % BLOCK).any() or (np.diff(at[first]) <= 0).any():
         yield f"token {last} sees the positions {positions[at].tolist()} in this order"
@@ -248,15 +248,15 @@ def _drafted_otherwise() -> Iterator[str]:
         for begin, end in ((0, first), (first, len(text)), (len(text), first)):
             tokens = tuple(map(Token, text[:end]))
             part, most = tokens[begin:], end // 2 + 1
-            found = cache.draft(tokens[:-1], tokens[-1], most)
+            drafted = cache.draft(tokens[:-1], tokens[-1], most)
             for length in range(1, drafter.LONGEST + 1):
                 for at in range(length, len(part)):
                     table.setdefault(part[at - length : at], Counter())[part[at]] += 1
             if cache.after != table:
                 yield f"the n-grams of {part} are not those of the text"
             wanted = _continued(table, tokens)[:most]
-            if found != wanted:
-                yield f"{found} is drafted after {tokens}, not {wanted}"
+            if drafted != wanted:
+                yield f"{drafted} is drafted after {tokens}, not {wanted}"
 
 
 def _continued(

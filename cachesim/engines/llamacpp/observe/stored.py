@@ -107,10 +107,12 @@ def _try_file(server: ServerContext, number: int) -> None:
         require(tuple(place.prompt.tokens) == text, "a slot is restored with other tokens")
         for part, other in zip(content_of(target)[place.id], saved, strict=True):
             require(part.seen(1).equals(other.seen(1)), "a slot is restored otherwise")
-        found = [checkpoint.as_dict() for checkpoint in place.prompt.checkpoints]
+        restored = [checkpoint.as_dict() for checkpoint in place.prompt.checkpoints]
         carried = held if server.rules.slots.file_holds_checkpoints else []
         dropped = server.rules.slots.restore_drops_checkpoints
-        require(found == carried or not dropped, f"{found} are restored of checkpoints {carried}")
+        require(
+            restored == carried or not dropped, f"{restored} are restored of checkpoints {carried}"
+        )
         server.contexts.check_integrity()
 
 

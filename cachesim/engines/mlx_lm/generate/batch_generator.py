@@ -303,15 +303,15 @@ class BatchGenerator:
     def extract_cache(self, uids: Iterable[int]) -> dict[int, tuple[PromptCache, list[Token]]]:
         """The cache of each sequence and the tokens in it, in any batch or waiting."""
         wanted = set(uids)
-        found: dict[int, tuple[PromptCache, list[Token]]] = {}
+        caches: dict[int, tuple[PromptCache, list[Token]]] = {}
         for batch in (self._generation_batch, self._prompt_batch):
             for index, row in enumerate(batch.rows):
                 if row.uid in wanted:
-                    found[row.uid] = (extract_cache(batch.prompt_cache, index), row.tokens)
+                    caches[row.uid] = (extract_cache(batch.prompt_cache, index), row.tokens)
         for waiting in self._waiting:
             if waiting.row.uid in wanted:
-                found[waiting.row.uid] = (waiting.cache, waiting.row.tokens)
-        return found
+                caches[waiting.row.uid] = (waiting.cache, waiting.row.tokens)
+        return caches
 
     def held(self) -> Iterator[tuple[list[Row], PromptCache]]:
         """The rows of each batch with their caches."""

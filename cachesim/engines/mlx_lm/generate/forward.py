@@ -610,9 +610,9 @@ class _Call:
         for row in range(len(self.inputs)):
             columns = self._computed(row)
             if columns:
-                rows, found = by_length.setdefault(len(columns), ([], []))
+                rows, tokens = by_length.setdefault(len(columns), ([], []))
                 rows.append(row)
-                found.append(columns)
+                tokens.append(columns)
         return list(by_length.values())
 
     def _computed(self, row: int) -> range:
@@ -708,7 +708,7 @@ class _GroupStore:
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Fill the placeholders of these columns; return the lanes that each row's mask shows."""
-        found: list[Lane] = []
+        lanes: list[Lane] = []
         cached = self._call.attention[layer]
         for index, row in enumerate(self._rows):
             shift = cached.offsets[row] - self._call.first[row]
@@ -716,8 +716,8 @@ class _GroupStore:
                 mine = slice(index * self._length, (index + 1) * self._length)
                 self._write(cached, index, keys[mine], values[mine], shift)
             if self._call.computes:
-                found += self._lanes(cached, index, shift)
-        return tuple(found)
+                lanes += self._lanes(cached, index, shift)
+        return tuple(lanes)
 
     def _write(
         self, cached: CachedRows, index: int, keys: Array, values: Array, shift: int

@@ -33,10 +33,10 @@ def _ends(admitted: RequestAdmitted) -> list[int]:
     """Ends of segments; the last one is stored before its last token, which is fed alone."""
     if admitted.path == "single":
         return []
-    found, end, cached = [], 0, int(admitted.cached)
+    ends, end, cached = [], 0, int(admitted.cached)
     for length, _ in admitted.segments:
         start, end = end, end + length
         last = end == admitted.prompt_tokens
         if end - last > max(cached, start if last else 0):
-            found.append(end - last)
-    return found
+            ends.append(end - last)
+    return ends

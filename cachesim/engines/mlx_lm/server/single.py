@@ -133,13 +133,13 @@ def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> R
 
 def _drafts(job: Job, draft: Side, y: Tokens, count: int, step: int) -> Tokens:
     forced = job.drafts[step] if step < len(job.drafts) else ()
-    found: list[Token] = []
+    drafts: list[Token] = []
     for index in range(count):
         logits = draft.feed(y)[0]
         token = forced[index] if index < len(forced) else draft.model.network.sample(logits)
-        found.append(token)
+        drafts.append(token)
         y = (token,)
-    return tuple(found)
+    return tuple(drafts)
 
 
 def _rewind(model: Side, draft: Side, drafted: int, accepted: int) -> None:
@@ -174,15 +174,15 @@ def _serve(serving: Serving, job: Job) -> None:
 
     key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
     fed, key = store.as_fed(job, key)
-    cache, found = serving.store.look_up(job, key)
-    job.old_position = found.position
+    cache, fetched = serving.store.look_up(job, key)
+    job.old_position = fetched.position
     job.cache_key = list(key)
     segments = cut(job.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
     admitted = serving.admitted(job, "single", cache, fed, segments=segments)
     held = serving.make_cache() if cache is None else cache
     # Empty if the whole prompt is cached: `stream` refuses it, as it has nothing to feed.
     rest = (*fed[admitted.cached :], *job.prompt[len(key) :])
-    if positions := store.positions(job, key, found.equal):
+    if positions := store.positions(job, key, fetched.equal):
         rest = _keep_positions(serving, job, positions, held)
     reason = "length"
     # 0.32.0 raises. In a batch the same error ends the thread.

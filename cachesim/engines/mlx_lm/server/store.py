@@ -168,20 +168,20 @@ class ServerStore:
             for request in pending
         ]
         ahead, other = max(in_flight, key=lambda pair: pair[0], default=(Count(0), None))
-        found = self.cache.fetch(job.model, list(key))
-        cached = Count(len(key) - len(found.rest))
-        if ahead > found.equal and other is not None:
+        fetched = self.cache.fetch(job.model, list(key))
+        cached = Count(len(key) - len(fetched.rest))
+        if ahead > fetched.equal and other is not None:
             job.ledger = Ledger(ahead, f"request {int(other.ticket)}, still running")
-            job.ledger.apply(vocabulary.STILL_AT_WORK, found.equal, request=int(other.ticket))
+            job.ledger.apply(vocabulary.STILL_AT_WORK, fetched.equal, request=int(other.ticket))
         else:
-            job.ledger = Ledger(found.equal, _in_words(found))
-        for loss in found.losses:
+            job.ledger = Ledger(fetched.equal, _in_words(fetched))
+        for loss in fetched.losses:
             job.ledger.apply(loss.cause, loss.after, **loss.detail)
         if job.ledger.usable != cached:
             msg = f"{cached} tokens are cached, but the reasons say {job.ledger.usable}"
             raise ContractError(msg)
         job.cached = cached
-        return found.prompt_cache, found
+        return fetched.prompt_cache, fetched
 
     def soundness(self, job: Job, cache: PromptCache | None, tokens: Tokens) -> bool | None:
         """Check whether a returned cache holds these tokens; None without a cache."""

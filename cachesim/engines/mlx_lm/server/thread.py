@@ -174,8 +174,8 @@ class OldBatch(ServedBatch):
         # #923: a key ends with the last whole message, so that a template's opening of the reply is
         # not part of it.
         key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
-        cache, found = serving.store.look_up(job, key, self.jobs.values())
-        job.old_position = found.position
+        cache, fetched = serving.store.look_up(job, key, self.jobs.values())
+        job.old_position = fetched.position
         job.cache_key = list(key)
         # #911: a state near the end of a chat's prompt is stored too.
         self._choose_checkpoint(job)

@@ -240,20 +240,20 @@ class PromptTrie(Generic[V]):
         return self._items.copy()
 
     def _walk(self) -> list[tuple[Hashable, list[int], V]]:
-        found: list[tuple[Hashable, list[int], V]] = []
+        entries: list[tuple[Hashable, list[int], V]] = []
         for model, root in self._trie.items():
             stack: list[tuple[_Node[V], list[int]]] = [(root, [])]
             while stack:
                 node, tokens = stack.pop()
                 while len(node) == 1:  # an only child continues its parent's tokens
                     if not isinstance(node.value, _Nothing):
-                        found.append((model, tokens.copy(), node.value))
+                        entries.append((model, tokens.copy(), node.value))
                     [(token, node)] = node.items()
                     tokens.append(token)
                 if not isinstance(node.value, _Nothing):
-                    found.append((model, tokens, node.value))
+                    entries.append((model, tokens, node.value))
                 stack += [(child, [*tokens, token]) for token, child in node.items()][::-1]
-        return found
+        return entries
 
     def segments(self) -> Iterator[TrieSegment[V]]:
         """The compressed trie: a node where tokens end, branch or have a value; parents first."""
@@ -430,8 +430,8 @@ class LRUPromptCache:
         self, model: Hashable, tokens: Key
     ) -> tuple[list[LayerCache] | None, Key]:
         """The prompt cache to resume from, and the tokens to feed. Follows upstream's method."""
-        found = self.fetch(model, tokens)
-        return found.prompt_cache, found.rest
+        fetched = self.fetch(model, tokens)
+        return fetched.prompt_cache, fetched.rest
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
         """As `fetch_nearest_cache`, with the causes."""

@@ -406,11 +406,11 @@ class VllmOptions(OffloadOptions):
 
         Follows `build_dynamic_sd_schedule_lookup`.
         """
-        found: list[int] = []
+        counts: list[int] = []
         for first, last, drafts in self._ranges() if self.drafts else ():
-            found += found[-1:] * (first - 1 - len(found))
-            found += [min(drafts, self.drafts)] * (last - len(found))
-        return tuple(found)
+            counts += counts[-1:] * (first - 1 - len(counts))
+            counts += [min(drafts, self.drafts)] * (last - len(counts))
+        return tuple(counts)
 
     def _ranges(self) -> list[tuple[int, int, int]]:
         """The ranges of `num_speculative_tokens_per_batch_size`, sorted and checked."""
