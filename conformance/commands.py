@@ -21,7 +21,7 @@ from typing import Final
 from conformance.end_to_end.documented import documented, left_out, runnable
 
 ROOT: Final = Path(__file__).parents[1]
-LEFT_OUT: Final = {"real", "record", "probe"}
+LEFT_OUT: Final = {"real", "record", "probe", "conform"}
 """Commands that need a real engine, the source tree, or a server."""
 
 NEWER: Final = ("3.15", "3.14", "3.13", "3.12")

@@ -58,7 +58,7 @@ PYODIDE: Final = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
-LEFT_OUT: Final = ("cli", "learn", "probe", "prove", "testing")
+LEFT_OUT: Final = ("cli", "conform", "learn", "probe", "prove", "testing")
 """Packages that a browser has no use for."""
 
 FOR_LOGS: Final = ("playground.py", "record", "traces", "why")

@@ -39,6 +39,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "record",
         "traces",
     },
+    "conform": {
+        "model",
+        "engines",
+        "verify",
+        "scenario",
+        "play",
+        "testing",
+        "probe",
+        "prove",
+    },
     "report": {"model", "engines", "verify", "scenario", "play"},
     "learn": {"model", "engines", "verify", "scenario", "play", "testing", "report", "why"},
     "cli": {
@@ -55,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "why",
         "record",
         "probe",
+        "conform",
         "traces",
     },
 }

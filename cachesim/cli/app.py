@@ -56,6 +56,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Write a scenario as the engine's own test, or as a report to its project.",
     ),
     "probe": ("probe:probe_command", "Search a live server, over HTTP, for wrong cached answers."),
+    "conform": (
+        "conform:conform_command",
+        "Hold a real server against the laws of a cache, and print a table.",
+    ),
     "real": ("", "Run the same requests on the real engines."),
     "learn": ("learn:learn_command", "Take a lesson: predict a result, then run its code."),
     "list": ("listing:list_command", "List scenarios, engines, releases; show one, or a schema."),

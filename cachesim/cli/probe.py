@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ SIGNS: Final = tuple(
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """End the run in order at the first of these signals; ignore the next, and those of nohup."""
 
     def interrupt(*_: object) -> None:
@@ -51,6 +51,24 @@ def _interruptible() -> Iterator[None]:
             signal.signal(sign, handler)
 
 
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Progress in one line of a terminal; a line each `BETWEEN` seconds elsewhere."""
+    screen, last = notes(), [0.0]
+
+    def progress(line: str) -> None:
+        if screen.is_terminal:
+            sys.stderr.write(f"{CLEAR}{line[: screen.width - 1]}")
+            sys.stderr.flush()
+        elif time.monotonic() - last[0] > BETWEEN:
+            last[0] = time.monotonic()
+            show(screen, Text(line))
+
+    yield progress
+    if screen.is_terminal:
+        sys.stderr.write(CLEAR)
+
+
 def probe_command(
     url: Annotated[str, Parameter(help="The server, as http://127.0.0.1:8080.")] = "",
     *,
@@ -64,20 +82,8 @@ def probe_command(
 
     Example: cachesim probe --start "llama-server -m model.gguf --port {port}" --minutes 5
     """
-    screen, last = notes(), [0.0]
-
-    def progress(line: str) -> None:
-        if screen.is_terminal:
-            sys.stderr.write(f"{CLEAR}{line[: screen.width - 1]}")
-            sys.stderr.flush()
-        elif time.monotonic() - last[0] > BETWEEN:
-            last[0] = time.monotonic()
-            show(screen, Text(line))
-
-    with _interruptible():
+    with interruptible(), telling() as progress:
         finished = run(replace(settings, url=url, emit=emit), progress)
-    if screen.is_terminal:
-        sys.stderr.write(CLEAR)
     if format == "json":
         files = [str(file) for file in finished.files]
         sys.stdout.write(json.dumps({**finished.result.as_json(), "files": files}, indent=1) + "\n")

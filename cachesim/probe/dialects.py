@@ -70,6 +70,7 @@ class Dialect(ABC):
     unloads: ClassVar[bool] = False  # `erase` leaves nothing
     shown: ClassVar[Mapping[str, Any]] = {}  # fields by which a person sees less
     by_ids: ClassVar[bool] = True  # a prompt is token ids: a reply can be sent on as it was
+    slot_files: ClassVar[bool] = False  # a slot can be saved to a file, and restored
     path: str
 
     def __init__(
@@ -122,6 +123,10 @@ class Dialect(ABC):
     def erase(self) -> None:  # noqa: B027 - most have no such request
         """Empty the cache, where HTTP can."""
 
+    def slot_file(self, action: str, slot: int, name: str) -> str:
+        """Save a slot to a file, or restore it from one; the server's refusal, if it refuses."""
+        raise NotImplementedError
+
     def curl(self, query: Query, *, cold: bool = False) -> str:
         """The request as a line for a shell, for the server at $URL."""
         body = json.dumps({**self.body(query, cold=cold), **self.shown})
@@ -169,6 +174,7 @@ class LlamaServer(Dialect):
 
     name = "llama-server"
     engine = "llama.cpp"
+    slot_files = True
     cold_by = "cache_prompt: false"
     declines = True
     shown: ClassVar[Mapping[str, Any]] = {
@@ -228,6 +234,11 @@ class LlamaServer(Dialect):
             rows=rows,
             slot=answer.get("id_slot"),
         )
+
+    def slot_file(self, action: str, slot: int, name: str) -> str:
+        path = f"/slots/{slot}?action={action}"
+        status, found = self.connection.exchange("POST", path, {"filename": name})
+        return "" if status == 200 else refusal(status, found)
 
     def erase(self) -> None:
         for slot in range(self.facts.slots or 0):

@@ -350,23 +350,25 @@ class Probe:
             if self._open and self.meter.requests >= self._open[0].resumes:
                 self._decide(self._open[0])
                 continue
-            scenario = guide.choose(self._draw)
-            self._empty()
-            self._before = list(self.target.sent)
-            played = play(self.target, scenario, words_for(self.facts.words, self._chance))
-            sent = self.target.dialect.connection.sent
-            self._until = len(sent)
-            self.outcome.workloads += 1
-            alive = self._check_alive(played, scenario)
-            for _, query, answer in played.answered:
-                size = answer.prompt_tokens or len(query.prompt)
-                if answer.cached is not None and not 0 <= answer.cached <= size:
-                    self.outcome.note(
-                        f"a count cannot be true: {answer.cached} cached of {size} tokens"
-                    )
-            if alive:
-                self._compare(scenario, played)
-            self._watch(self.outcome)
+            self._send(guide.choose(self._draw))
+
+    def _send(self, scenario: Scenario) -> None:
+        """Play a workload, and hold its answers against the uncached ones."""
+        self._empty()
+        self._before = list(self.target.sent)
+        played = play(self.target, scenario, words_for(self.facts.words, self._chance))
+        self._until = len(self.target.dialect.connection.sent)
+        self.outcome.workloads += 1
+        alive = self._check_alive(played, scenario)
+        for _, query, answer in played.answered:
+            size = answer.prompt_tokens or len(query.prompt)
+            if answer.cached is not None and not 0 <= answer.cached <= size:
+                self.outcome.note(
+                    f"a count cannot be true: {answer.cached} cached of {size} tokens"
+                )
+        if alive:
+            self._compare(scenario, played)
+        self._watch(self.outcome)
 
     def _empty(self) -> None:
         """Erase the cache before half of the workloads; once a cause is known, restart instead.

@@ -17,7 +17,9 @@ from cachesim.testing.survey import Cause
 BATCH: Final = 8
 """Replays of an undecided suspicion, after which as many requests search for another one."""
 
-FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
+FindingKind: TypeAlias = Literal[
+    "answer", "reuse", "company", "no answer", "count", "lost reuse", "isolation", "restart"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

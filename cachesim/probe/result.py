@@ -352,8 +352,8 @@ class Result:
                 "requests": out.fingerprint.requests,
                 "unexplained": out.fingerprint.unexplained or None,
             },
-            "finding": None if out.finding is None else _finding_json(out.finding),
-            "findings": [_finding_json(finding) for finding in out.findings],
+            "finding": None if out.finding is None else finding_json(out.finding),
+            "findings": [finding_json(finding) for finding in out.findings],
             "notes": out.notes,
             "refused": dict(out.refused),
             "ended": out.ended or None,
@@ -415,7 +415,8 @@ def sequence_of(finding: Finding, target: Target, name: str) -> Iterator[str]:
         yield dialect.curl(finding.asked, cold=True)
 
 
-def _finding_json(finding: Finding) -> JsonObject:
+def finding_json(finding: Finding) -> JsonObject:
+    """A finding as JSON, with numbers and no text of a prompt."""
     pairs = zip(finding.queries, finding.answers, strict=False)
     return {
         "kind": finding.kind,
@@ -466,6 +467,10 @@ def _title(finding: Finding) -> str:
         "reuse": "a plain extension is not answered as cold",
         "company": "a prompt beside others is not answered as alone",
         "no answer": "the server stops answering",
+        "count": "more cached tokens are reported than there can be",
+        "lost reuse": "fewer tokens are reused than the release's rules allow",
+        "isolation": "an answer has what only another conversation said",
+        "restart": "a restored conversation is not the saved one",
     }[finding.kind]
 
 

@@ -15,6 +15,9 @@ COMMANDS: Final = "cachesim.conformance"
 PROVERS: Final = "cachesim.conformance.provers"
 """Entry points by engine: the proof of a finding by a release's scheduler and model runner."""
 
+SERVERS: Final = "cachesim.conformance.servers"
+"""Entry points by engine: what starts its real servers for `cachesim conform ENGINE`."""
+
 
 def added(group: str) -> dict[str, EntryPoint]:
     """The workbench's entry points of a group; none in an installed package."""

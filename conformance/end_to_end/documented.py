@@ -60,6 +60,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"--end-to-end": "installs 3.5 GB",
     r"^cachesim record ": "passes requests on until it is ended; conformance.real_recorder",
     r"^cachesim probe ": "needs a server; tests/probe",
+    r"^cachesim conform ": "needs a server; conformance/tests/servers",
     r"real ik_llama\.cpp.* --binary": "needs a server that somebody has built",
     r"my-change": "stands for the reader's own patch",
     r"--traces FOLDER|conversation_trace\.jsonl": "needs the published trace",

@@ -295,12 +295,12 @@ def test_a_former_command_names_the_present_one_and_works_as_before(
     assert present[2] == rest
 
 
-def test_a_list_of_all_commands_names_thirteen_and_no_former_one(capsys: Capture) -> None:
+def test_a_list_of_all_commands_names_fourteen_and_no_former_one(capsys: Capture) -> None:
     assert main(["--help"]) == 0
     listed = re.findall(r"^│ (\w+) ", spoken(capsys)[0], re.MULTILINE)
 
     assert [*COMMANDS] == listed
-    assert 13 == len(listed)
+    assert 14 == len(listed)
     assert not {*FORMER, "diff", "completion"} & {*listed}
 
 

@@ -15,19 +15,23 @@ from tests.cli.test_main import spoken
 from tests.fixtures import Capture, Patch, output
 
 REAL: Final = "llama-cpp-python, llama.cpp, marconi, mlx-lm, sglang, transformers, vllm, gguf"
+REALS: Final = " ".join(f"real/{part}" for part in REAL.split(", "))
 TABLE: Final = {
-    "--profile": ("run why check compare bisect record", "A release with its patches"),
+    "--profile": ("run why check compare bisect record conform", "A release with its patches"),
     "--model": (
-        "why check compare bisect record real/llama.cpp real/llama-cpp-python",
+        "why check compare bisect record conform real/llama.cpp real/llama-cpp-python",
         "A preset of `cachesim list presets`",
     ),
-    "--set": ("run why check compare bisect record", "A flag of the server, such as"),
+    "--set": ("run why check compare bisect record conform", "A flag of the server, such as"),
     "--seed": (
-        f"run check compare bisect probe {' '.join(f'real/{part}' for part in REAL.split(', '))}",
+        f"run check compare bisect probe conform {REALS}",
         "The seed of everything drawn at random",
     ),
-    "--format": ("run why check compare sweep bisect probe list", "How to print."),
-    "--report": ("run why check compare sweep bisect record list", "Write the report as one HTML"),
+    "--format": ("run why check compare sweep bisect probe conform list", "How to print."),
+    "--report": (
+        "run why check compare sweep bisect record conform list",
+        "Write the report as one HTML",
+    ),
     "--jobs": ("run check compare sweep", "Number of processes; all processors by default."),
     "--arithmetic": ("run check compare bisect", "float: a real network; ring: exact 64-bit"),
 }
