@@ -12,6 +12,7 @@ A run starts the server with toy weights, as `--start` does, and ends at the fir
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -37,16 +38,13 @@ from cachesim.probe.loop import DRAWN, Outcome, Plan, Probe
 from cachesim.probe.playing import query_of, words_for
 from cachesim.probe.profiles import MODELS, Candidate, Fingerprint
 from cachesim.probe.target import Target
-from cachesim.prove.llama_cpp import server as llama_cpp
 from cachesim.prove.llama_cpp.gguf import model_keys, write_gguf
-from cachesim.prove.mlx_lm import process as mlx_lm
-from cachesim.prove.mlx_lm.families import order_of, spec_of
+from cachesim.prove.mlx_lm.families import spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
+from conformance.servers import VOCABULARY, llama_server, mlx_server
 from tests.probe.fakes import bugs, fake, sound
 
-SERVERS: Final = Path(__file__).parents[1] / "conformance" / "tests" / "probe"
-VOCABULARY: Final = 72
 MARKS: Final = (20, 50, 200)
 DIVIDING: Final = 50
 """Requests after which workloads are sent as they are drawn."""
@@ -70,21 +68,18 @@ class Cell:
 
     def command(self, folder: Path) -> str:
         """The command that starts the server."""
-        file = folder / "model"
         if self.engine == "mlx-lm":
             window = self.window or spec_of(self.model).window
             changes = {"window": window} if window else {}
-            spec = spec_of(self.model, small=True, vocabulary=VOCABULARY, **changes)
-            file.write_text(json.dumps(order_of(spec, folder / "weights.npz")))
-            python, script = mlx_lm.environment_for(self.release).ready(), "serve_mlx.py"
-            return f"{python} {SERVERS / script} {file} {{port}} {self.flags}"
+            toy = spec_of(self.model, small=True, vocabulary=VOCABULARY, **changes)
+            return mlx_server(self.release, toy, folder, *shlex.split(self.flags))
+        file = folder / "model"
         spec = preset(self.model, **(WIDE if self.weights else {}))
         tensors = quantised(draw(spec), self.weights) if self.weights else draw(spec)
         with file.open("wb") as out:
             write_gguf(out, model_keys(spec), tensors)
-        python, script = llama_cpp.environment_for(self.release).ready(), "serve_llama.py"
-        slots = f"n_parallel={self.slots} n_ctx={4096 * self.slots}"
-        return f"{python} {SERVERS / script} {file} {{port}} {slots} {self.flags}"
+        slots = ("-t", "1", "-np", str(self.slots), "-c", str(4096 * self.slots))
+        return llama_server(self.release, file, *slots, *shlex.split(self.flags))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,8 @@ from conformance.end_to_end.documented import (
     runnable,
     wrong_with,
 )
-from conformance.end_to_end.shell import SERVER, Shell, printed_lines, run_lines
+from conformance.end_to_end.shell import Shell, printed_lines, run_lines
+from conformance.servers import LLAMA_SERVER
 
 WIDE: Final = "400"
 """Columns: tables name their steps whole."""
@@ -352,7 +353,7 @@ def flags_of(release: str) -> Iterator[list[str]]:
 def parse(release: str, lines: Sequence[Sequence[str]]) -> list[bool]:
     """Command lines as parsed by a release."""
     done = subprocess.run(
-        [environment_for(release).ready(), SERVER, "--parse-only"],
+        [environment_for(release).ready(), LLAMA_SERVER, "--parse-only"],
         input=json.dumps(lines), capture_output=True, text=True, check=True,
     )  # fmt: skip
     answers: list[bool] = json.loads(done.stdout)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from cachesim.prove.llama_cpp.server import environment_for
 from conformance.end_to_end.program import PROGRAM
+from conformance.servers import LLAMA_SERVER
 
-SERVER: Final = Path(__file__).with_name("llama_server.py")
 SECONDS: Final = 240
 PRINTED: Final = ("8080", "8081")
 """The ports of a report; where one is taken, free ones stand for both."""
@@ -46,7 +46,7 @@ def run_lines(lines: Sequence[str], release: str, folder: Path) -> Shell:
     shims.mkdir(exist_ok=True)
     shim = shims / "llama-server"
     shim.write_text(
-        f'#!/bin/sh\nGGML_NO_BACKTRACE=1 exec "{python}" "{SERVER}" "$@"\n', encoding="utf-8"
+        f'#!/bin/sh\nGGML_NO_BACKTRACE=1 exec "{python}" "{LLAMA_SERVER}" "$@"\n', encoding="utf-8"
     )
     shim.chmod(0o755)
     text = "\n".join(lines)

@@ -38,7 +38,7 @@ def declared(group: str) -> dict[str, str]:
     return points[group]
 
 
-@pytest.mark.parametrize("group", [workbench.COMMANDS, workbench.PROVERS])
+@pytest.mark.parametrize("group", [workbench.COMMANDS, workbench.PROVERS, workbench.SERVERS])
 def test_the_workbench_that_is_set_up_here_is_that_of_this_checkout(group: str) -> None:
     """An entry point that is new takes `make run` once more."""
     here = {name: each.value for name, each in workbench.added(group).items()}

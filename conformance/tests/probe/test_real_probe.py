@@ -12,11 +12,11 @@ from cachesim.probe.command import Settings, run
 from cachesim.probe.judging import ERROR
 from cachesim.probe.target import ServerProcess
 from cachesim.prove.llama_cpp.gguf import write_model
-from cachesim.prove.llama_cpp.server import environment_for
+from conformance.servers import llama_server
 
 pytestmark = pytest.mark.wheel
 
-SCRIPT = Path(__file__).with_name("serve_llama.py")
+ONE_SLOT = ("-t", "1", "-np", "1", "-c", "4096")
 
 
 def differs_on_screen(report: str, start: str, folder: Path) -> bool:
@@ -51,7 +51,7 @@ def test_a_stale_checkpoint_is_found_within_a_thousand_requests(
     monkeypatch.setattr(loop, "TRIALS", 20)
     file = tmp_path / "model.gguf"
     write_model(preset(model), file)
-    start = f"{environment_for('b11549').ready()} {SCRIPT} {file} {{port}}"
+    start = llama_server("b11549", file, *ONE_SLOT)
     result = run(Settings(start=start, requests=1000, minutes=4.0, emit=tmp_path / "out")).result
     assert right == result.right
     assert any("b11549" in each.releases for each in result.outcome.fingerprint.left)
@@ -68,7 +68,7 @@ def test_a_stale_checkpoint_is_found_within_a_thousand_requests(
 def test_lines_of_a_server_that_was_not_restarted_show_it_on_a_fresh_one(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_model(preset("hybrid"), file)
-    start = f"{environment_for('b11549').ready()} {SCRIPT} {file} {{port}}"
+    start = llama_server("b11549", file, *ONE_SLOT)
     server = ServerProcess(start)
     server.start()
     try:

@@ -18,9 +18,10 @@ from cachesim.model.presets import preset
 from cachesim.probe.connection import Connection, Limits, Meter
 from cachesim.probe.target import ServerProcess
 from conformance.real.transformers.environments import NEWEST, environment_for
+from conformance.servers import TRANSFORMERS_SERVER
 
 SERVING: Final = environment_for(NEWEST, serves=True)
-SCRIPT: Final = Path(__file__).with_name("serve_transformers.py")
+SCRIPT: Final = TRANSFORMERS_SERVER
 PAGE, BLOCKS, BATCH, REPLY = 4, 96, 32, 6
 BATCHING: Final = (
     f"--continuous-batching --cb-block-size {PAGE} --cb-num-blocks {BLOCKS} "

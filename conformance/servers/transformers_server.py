@@ -1,6 +1,6 @@
 """`transformers serve` with a toy Llama, for `--start`: for the Python of an environment.
 
-    python serve_transformers.py PORT [matches=FILE] [bug] [FLAG ...]
+    python transformers_server.py PORT [matches=FILE] [bug] [FLAG ...]
 
 The release's own command serves. `matches`: tokens of each prompt, and those found in the paged
 cache, a line each, since no answer has them. `bug`: hashes leave the last token of a block out.

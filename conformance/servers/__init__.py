@@ -1,0 +1,111 @@
+"""Whole real servers of each engine, with tiny models whose answers depend on what is cached.
+
+One way to start each: a script that the Python of a release's environment runs, with the server's
+own flags.
+
+llama_server          llama-server of the wheel xllamacpp, its flags read by its own parser
+mlx_server            mlx_lm.server
+transformers_server   transformers serve
+planted               the same servers with a defect, to see that it is found
+stale                 models whose answers hardly depend on what is cached are refused
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from cachesim.conform.command import Served
+from cachesim.engines.family import Profile
+from cachesim.errors import InputError
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.prove.llama_cpp.fitting import Abilities
+from cachesim.prove.llama_cpp.flags import NO_FLAGS
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import environment_for as llama_cpp_environment
+from cachesim.prove.mlx_lm.families import CLASSES, order_of, spec_of
+from cachesim.prove.mlx_lm.process import environment_for as mlx_lm_environment
+from conformance.servers.stale import refuse_forgetful
+
+HERE: Final = Path(__file__).parent
+LLAMA_SERVER, MLX_SERVER = HERE / "llama_server.py", HERE / "mlx_server.py"
+TRANSFORMERS_SERVER: Final = HERE / "transformers_server.py"
+
+VOCABULARY: Final = 72
+"""Tokens of mlx-lm's toy: its tokenizer has a word for each."""
+
+
+def llama_server(release: str, file: Path, *flags: str, planted: str = "") -> str:
+    """The command that starts llama-server of a release with a model file."""
+    python, script = llama_cpp_environment(release).ready(), LLAMA_SERVER
+    plant = [str(HERE / "planted.py"), planted] if planted else []
+    return (
+        shlex.join([str(python), *plant, str(script), "-m", str(file), *flags]) + " --port {port}"
+    )
+
+
+def mlx_server(release: str, spec: ModelSpec, folder: Path, *flags: str, planted: str = "") -> str:
+    """The command that starts mlx_lm.server of a release with a toy."""
+    order = folder / "order.json"
+    order.write_text(json.dumps(order_of(spec, folder / "weights.npz")))
+    plant = [str(HERE / "planted.py"), planted] if planted else []
+    words = [str(mlx_lm_environment(release).ready()), *plant, str(MLX_SERVER), str(order)]
+    return f"{shlex.join(words)} --port {{port}} {shlex.join(flags)}".strip()
+
+
+def llama_cpp(
+    release: str, folder: Path, models: Sequence[str], planted: str = ""
+) -> Iterator[Served]:
+    """A server for each layer kind that the release loads."""
+    able = Abilities(release).presets
+    saved = folder / "slots"
+    saved.mkdir()
+    flags = ("-t", "1", "--slot-save-path", f"{saved}/")
+    overrides = (
+        "-t 1: the model is tiny, and further threads only wait for it",
+        "--slot-save-path: without it a slot cannot be saved",
+    )
+    for name in _chosen(models, [each for each in able if not preset(each).mtp_depth]):
+        spec, file = preset(name), folder / f"{name}.gguf"
+        refuse_forgetful(spec)
+        write_model(spec, file)
+        yield Served(
+            model=name,
+            start=llama_server(release, file, *flags, planted=planted),
+            profile=Profile("llama.cpp", release),
+            spec=spec,
+            options=NO_FLAGS,
+            overrides=overrides,
+        )
+
+
+MLX_MODELS: Final = ("llama", "gemma3_text", "mamba2", "granitemoehybrid", "qwen3_5", "lfm2")
+"""A class for each layer kind."""
+
+
+def mlx_lm(
+    release: str, folder: Path, models: Sequence[str], planted: str = ""
+) -> Iterator[Served]:
+    """A server for each layer kind that mlx-lm has a class of."""
+    known = {CLASSES[family].preset: family for family in MLX_MODELS}
+    for name in _chosen(models, [*known]):
+        spec = spec_of(known[name], vocabulary=VOCABULARY)
+        refuse_forgetful(spec)
+        place = folder / name
+        place.mkdir()
+        yield Served(
+            model=name,
+            start=mlx_server(release, spec, place, planted=planted),
+            profile=Profile("mlx-lm", release),
+            spec=spec,
+        )
+
+
+def _chosen(models: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    for model in models:
+        if model not in known:
+            msg = f"there is no server for --model {model}; there are {', '.join(known)}"
+            raise InputError(msg)
+    return models or known
