@@ -59,7 +59,6 @@ def llama_cpp(
     release: str, folder: Path, models: Sequence[str], planted: str = ""
 ) -> Iterator[Served]:
     """A server for each layer kind that the release loads."""
-    able = Abilities(release).presets
     saved = folder / "slots"
     saved.mkdir()
     flags = ("-t", "1", "--slot-save-path", f"{saved}/")
@@ -67,7 +66,7 @@ def llama_cpp(
         "-t 1: the model is tiny, and further threads only wait for it",
         "--slot-save-path: without it a slot cannot be saved",
     )
-    for name in _chosen(models, [each for each in able if not preset(each).mtp_depth]):
+    for name in _chosen(models, models_of(Profile("llama.cpp", release))):
         spec, file = preset(name), folder / f"{name}.gguf"
         refuse_forgetful(spec)
         write_model(spec, file)
@@ -81,17 +80,27 @@ def llama_cpp(
         )
 
 
-MLX_MODELS: Final = ("llama", "gemma3_text", "mamba2", "granitemoehybrid", "qwen3_5", "lfm2")
-"""A class for each layer kind."""
+MLX_MODELS: Final = {
+    CLASSES[name].preset: name
+    for name in ("llama", "gemma3_text", "mamba2", "granitemoehybrid", "qwen3_5", "lfm2")
+}
+"""A class for each layer kind, by its preset."""
+
+
+def models_of(profile: Profile) -> Sequence[str]:
+    """The models that a release's server has in the table: one for each layer kind."""
+    if profile.engine == "mlx-lm":
+        return [*MLX_MODELS]
+    able = Abilities(profile.release).presets
+    return [name for name in able if not preset(name).mtp_depth]
 
 
 def mlx_lm(
     release: str, folder: Path, models: Sequence[str], planted: str = ""
 ) -> Iterator[Served]:
     """A server for each layer kind that mlx-lm has a class of."""
-    known = {CLASSES[family].preset: family for family in MLX_MODELS}
-    for name in _chosen(models, [*known]):
-        spec = spec_of(known[name], vocabulary=VOCABULARY)
+    for name in _chosen(models, [*MLX_MODELS]):
+        spec = spec_of(MLX_MODELS[name], vocabulary=VOCABULARY)
         refuse_forgetful(spec)
         place = folder / name
         place.mkdir()

@@ -223,9 +223,25 @@ MLX_LM = {
 }
 
 
+def after_start(plant: Callable[[], None]) -> None:
+    """Plant it once the server is up: while it starts, nothing may call back into Python."""
+    module: Real = importlib.import_module("xllamacpp")
+    start = module.Server
+
+    def started(parameters: Real) -> Real:
+        server = start(parameters)
+        plant()
+        return server
+
+    module.Server = started
+
+
 def main() -> None:
     name, *sys.argv = sys.argv[1:]
-    {**LLAMA_CPP, **MLX_LM}[name]()
+    if name in LLAMA_CPP:
+        after_start(LLAMA_CPP[name])
+    else:
+        MLX_LM[name]()
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -39,7 +39,7 @@ def statuses(verdicts: dict[str, Any]) -> dict[str, str]:
 def test_a_sound_server_that_is_started_keeps_every_law_that_applies(
     capsys: Capture, tmp_path: Path
 ) -> None:
-    words = ["--start", SERVER, *NAMED, "--requests", "1500", "--longest", "60"]
+    words = ["--start", SERVER, *NAMED, "--requests", "700", "--longest", "60"]
     status, verdicts = conformed(capsys, tmp_path, words)
 
     assert 0 == status
