@@ -107,6 +107,12 @@ def engine_contract(
 ) -> ContractReport:
     """Check an engine; raises BrokenLawError with the law and the requests that broke it.
 
+    >>> from cachesim.engines import FAMILIES
+    >>> from cachesim.testing import engine_contract
+    >>> report = engine_contract(FAMILIES["marconi"], models=("hybrid",), workloads=1)
+    >>> report.requests > 0
+    True
+
     `releases` are all of its releases by default. `right=False` is for ports of servers that answer
     wrongly or die: wrong answers, and requests without an answer, are counted only. `options` are
     the server's flags, for one whose blocks are longer than the prompts drawn (20 to 160 tokens).

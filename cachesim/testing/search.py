@@ -390,7 +390,14 @@ def search(
     only: Kind | None = None,
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
-    """Run workloads until one fails, all are run, or `going` is false."""
+    """Run workloads until one fails, all are run, or `going` is false.
+
+    >>> from cachesim import Profile
+    >>> from cachesim.testing import search
+    >>> report = search(Profile.parse("llama.cpp@b11549"), "dense", examples=2)
+    >>> report.workloads, report.counterexample
+    (2, None)
+    """
     report = Report(profile=profile, model=model)
     tried = trials(
         profile,

@@ -665,7 +665,13 @@ class Tree:
 def token_lists(
     *, min_size: int = 1, max_size: int = 24, vocabulary: int = 2
 ) -> st.SearchStrategy[Tokens]:
-    """Prompts over the first few tokens of a vocabulary."""
+    """Prompts over the first few tokens of a vocabulary.
+
+    >>> from hypothesis import find
+    >>> from cachesim.testing import token_lists
+    >>> len(find(token_lists(min_size=3), lambda tokens: True))
+    3
+    """
     if not 0 <= min_size <= max_size:
         msg = f"min_size={min_size} and max_size={max_size}: write 0 <= min_size <= max_size"
         raise InputError(msg)
@@ -679,7 +685,13 @@ def model_specs(
     max_layers: int = 4,
     kinds: tuple[LayerKind, ...] = LAYER_KINDS,
 ) -> st.SearchStrategy[ModelSpec]:
-    """Small networks of width 16 with layers of the given kinds in any order."""
+    """Small networks of width 16 with layers of the given kinds in any order.
+
+    >>> from hypothesis import find
+    >>> from cachesim.testing import model_specs
+    >>> find(model_specs(kinds=("window",), max_layers=1), lambda spec: True).width
+    16
+    """
     layers = st.lists(st.sampled_from(kinds), min_size=min_layers, max_size=max_layers)
     return st.builds(
         _small_spec, layers.map(tuple), seed=st.integers(0, 3), window=st.integers(1, 8)
@@ -709,7 +721,16 @@ def _small_spec(layers: tuple[LayerKind, ...], *, seed: int, window: int) -> Mod
 def option_sets(
     draw: st.DrawFn, profile: str | Profile, *, model: str = "hybrid"
 ) -> dict[str, Any]:
-    """Flags that a profile accepts, with values other than the default; often none."""
+    """Flags that a profile accepts, with values other than the default; often none.
+
+    >>> from hypothesis import given, settings
+    >>> from cachesim.testing import option_sets
+    >>> @settings(max_examples=1)
+    ... @given(flags=option_sets("llama.cpp@b11549"))
+    ... def test_mine(flags):
+    ...     assert isinstance(flags, dict)
+    >>> test_mine()
+    """
     return draw_flags(Drawn(draw), _profile(profile), model, {})
 
 
@@ -724,7 +745,16 @@ def workloads(
     model: str = "hybrid",
     flags: bool = True,
 ) -> Scenario:
-    """Conversation trees for one profile and preset, as scenarios with explicit tokens."""
+    """Conversation trees for one profile and preset, as scenarios with explicit tokens.
+
+    >>> from hypothesis import given, settings
+    >>> from cachesim.testing import workloads
+    >>> @settings(max_examples=1)
+    ... @given(drawn=workloads("llama.cpp@b11549"))
+    ... def test_mine(drawn):
+    ...     assert drawn.model.preset == "hybrid"
+    >>> test_mine()
+    """
     preset(model)  # an unknown preset is refused here, by name
     shape = Shape(min_steps=min_steps, max_steps=max_steps, longest=longest, flags=flags)
     return draw_workload(Drawn(draw), _profile(profile), model, shape)
@@ -738,7 +768,16 @@ def scenarios(
     max_steps: int = 4,
     models: tuple[str, ...] = tuple(PRESETS),
 ) -> Scenario:
-    """Workloads for any of some profiles, on any of some presets."""
+    """Workloads for any of some profiles, on any of some presets.
+
+    >>> from hypothesis import given, settings
+    >>> from cachesim.testing import scenarios
+    >>> @settings(max_examples=1)
+    ... @given(drawn=scenarios("llama.cpp@b11549"))
+    ... def test_mine(drawn):
+    ...     assert drawn.engine.name == "llama.cpp"
+    >>> test_mine()
+    """
     profile = draw(st.sampled_from(profiles or ("llama.cpp@b11549",)))
     model = draw(st.sampled_from(models))
     return draw(workloads(profile, min_steps=min_steps, max_steps=max_steps, model=model))
@@ -749,5 +788,13 @@ def _profile(profile: str | Profile) -> Profile:
 
 
 def register() -> None:
-    """Let `st.from_type(ModelSpec)` draw small networks."""
+    """Let `st.from_type(ModelSpec)` draw small networks.
+
+    >>> from hypothesis import find, strategies
+    >>> from cachesim import ModelSpec
+    >>> from cachesim.testing import register
+    >>> register()
+    >>> find(strategies.from_type(ModelSpec), lambda spec: True).width
+    16
+    """
     st.register_type_strategy(ModelSpec, model_specs())
