@@ -257,6 +257,8 @@ def tried(life: Life, keep: Path | None = None) -> Result:
                 return replace(result, why=f"no advice: {no_advice(tuned)}")
         result.flags = " ".join(tuned["recommended"]["flags"])
         result.promised = tuned["own"]["processed"] - tuned["recommended"]["processed"]
+        if result.promised <= 0:
+            return replace(result, why="no tokens promised: fewer requests fail")
         changed = {**life.options, **tuned["recommended"]["changes"]}
         second = played(life, changed, folder, first.traffic)
         if second is None:

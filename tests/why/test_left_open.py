@@ -6,12 +6,23 @@ from typing import Final
 
 import pytest
 
+from cachesim.typed import of_kind
 from cachesim.why.advise import tuning
 from cachesim.why.advise.orders import Order, other_orders, overlapping
-from cachesim.why.advise.tuning import Tuned, confirmed, of_dump, of_log, runs_of, summary
+from cachesim.why.advise.tuning import (
+    Trial,
+    Tuned,
+    confirmed,
+    of_dump,
+    of_log,
+    runs_of,
+    summary,
+)
 from cachesim.why.advise.what_if import swept
+from cachesim.why.advise.workloads import meets_more
 from cachesim.why.explain import whole
 from cachesim.why.explain.whole import UserSettings, read_files, replays_of
+from cachesim.why.replay.other import Workload
 from cachesim.why.replay.replayed import Replay
 from tests.dumps import read_dump
 from tests.why.test_log_report import JUNE, finished, launched
@@ -40,8 +51,8 @@ def test_a_saving_that_depends_on_where_a_prompt_parts_is_not_promised() -> None
     assert {1853, 3664} <= fewer
 
     untried = [replace(run, others=(), replay=None) for run in runs]
-    own = tuning.run_trial(tuning.Trial(tuple(untried)))
-    best = tuning.run_trial(tuning.Trial(tuple(untried), {"checkpoint_min_step": 64}))
+    own = tuning.run_trial(Trial(tuple(untried)))
+    best = tuning.run_trial(Trial(tuple(untried), {"checkpoint_min_step": 64}))
     assert own is not None
     assert best is not None
     likeliest = confirmed([own, best], Tuned(tuple(untried), ""))[0]
@@ -49,6 +60,51 @@ def test_a_saving_that_depends_on_where_a_prompt_parts_is_not_promised() -> None
     recommended, reason = confirmed([own, best], Tuned(tuple(runs), ""))
     assert own == recommended
     assert "1,853 tokens fewer for some that fit, 3,664 tokens fewer for others" in reason
+
+
+EXPLAINS: Final = Path(__file__).with_name("least-that-explains.log")
+"""Request 15 was resumed at token 168 of an entry: so much of it is equal that it
+is loaded, and no line says how much. With --ubatch-size 736 the real server saved nothing.
+"""
+
+
+def test_the_least_that_a_prompt_shares_is_what_explains_its_count_not_what_its_line_bounds() -> (
+    None
+):
+    runs = runs_of([replayed(EXPLAINS, release="b11549")])
+    own, best = (tuning.run_trial(Trial(tuple(runs), each)) for each in ({}, {"ubatch_size": 736}))
+
+    assert own is not None
+    assert best is not None
+    assert 681 == own.processed - best.processed
+    assert "0 tokens fewer for some that fit" in confirmed([own, best], Tuned(tuple(runs), ""))[1]
+
+
+@pytest.mark.parametrize(
+    ("compared", "reason"),
+    [(False, "with which no line of the log compares them"), (True, "the saving depends on")],
+)
+def test_a_setting_that_keeps_what_the_server_lost_is_proven_only_where_the_log_compares_prompts(
+    monkeypatch: pytest.MonkeyPatch, reason: str, *, compared: bool
+) -> None:
+    monkeypatch.setattr(tuning, "compares", lambda _: compared)
+    runs = runs_of([replayed(EXPLAINS, release="b11549")])
+    own, other = (
+        tuning.run_trial(Trial(tuple(runs), each)) for each in ({}, {"slot_prompt_similarity": 0.1})
+    )
+
+    assert own is not None
+    assert other is not None
+    tempting = replace(other, processed=own.processed // 2)
+    assert reason in confirmed([own, tempting], Tuned(tuple(runs), ""))[1]
+
+
+def test_a_size_of_batches_alone_lets_no_request_meet_another_conversation() -> None:
+    (run,) = runs_of([replayed(AGENTS)])
+    workload = of_kind(Workload, run.subject)
+
+    assert not meets_more(workload, run.options, {**run.options, "ubatch_size": 1024})
+    assert meets_more(workload, run.options, {**run.options, "parallel": 2})
 
 
 def test_every_other_prompt_is_answered_as_the_log_says() -> None:

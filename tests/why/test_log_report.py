@@ -134,9 +134,9 @@ def test_a_setting_that_answers_wrongly_is_not_recommended_however_much_it_saves
     tuned = json.loads(output(capsys, "why", "--tune", str(log), "--format", "json"))
 
     (without,) = (each for each in tuned["tried"] if each["flags"] == ["without --swa-full"])
-    assert without["processed"] == tuned["recommended"]["processed"]
-    assert len(without["changes"]) < len(tuned["recommended"]["changes"])
-    assert {"parallel": 2, "ctx_size": 4096} == tuned["recommended"]["changes"]
+    assert without["processed"] < tuned["own"]["processed"]
+    assert {} == tuned["recommended"]["changes"]
+    assert "without --swa-full more answers of the replay are wrong" in tuned["withheld"]
 
 
 @pytest.mark.thorough

@@ -20,7 +20,14 @@ from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 from cachesim.why.advise.orders import Order, other_orders
-from cachesim.why.advise.workloads import more_of, uncompared, workloads_of
+from cachesim.why.advise.workloads import (
+    compares,
+    like_lost,
+    meets_more,
+    more_of,
+    uncompared,
+    workloads_of,
+)
 from cachesim.why.explain.live import Live
 from cachesim.why.explain.whole import UserSettings
 from cachesim.why.explain.wrong import wrong_with
@@ -503,8 +510,15 @@ def confirmed(found: Sequence[TrialResult], tuned: Tuned) -> tuple[TrialResult, 
         if not doubt:
             return best, ""
         left.remove(best)
-        reason = reason or f"No setting is recommended: with {' '.join(best.flags)} {doubt}."
+        words = f"with {' '.join(best.flags)}".replace("with without", "without")
+        reason = reason or f"No setting is recommended: {words} {doubt}."
     return own, reason
+
+
+def _meets_more(run: ServerRun, changes: Mapping[str, Any]) -> bool:
+    if run.replay is None or not isinstance(run.subject, Workload):
+        return False  # the texts of prompts are known
+    return meets_more(run.subject, run.options, {**run.options, **changes})
 
 
 def _left_out(own: TrialResult, best: TrialResult) -> str:
@@ -523,7 +537,15 @@ def _doubt(
     fitting: Sequence[Sequence[Replayable]],
 ) -> str:
     """What speaks against a setting that saves tokens in the likeliest replay."""
-    least, most = _fewer(best.changes, runs, fitting)
+    subjects = []
+    for run, fit in zip(runs, fitting, strict=True):
+        lost: list[Workload] = []
+        if run.replay is not None and _meets_more(run, best.changes):
+            if not compares(run.replay):
+                return "prompts meet conversations with which no line of the log compares them"
+            lost = [*like_lost(run.replay, run.proof)]
+        subjects.append([*fit, *lost])
+    least, most = _fewer(best.changes, runs, subjects)
     if most - least > MATTERS * own.processed:
         return (
             "the saving depends on what the log leaves open (where prompts part, the order of "

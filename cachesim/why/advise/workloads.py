@@ -8,7 +8,7 @@ several answers       a saving is not proven
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from cachesim.why.advise.orders import other_orders, overlapping
 from cachesim.why.infer.evidence import Interval
@@ -18,8 +18,10 @@ from cachesim.why.replay.player import Replayed, ReplayRequest
 from cachesim.why.replay.proof import Proof, counts_of, proof_of
 from cachesim.why.replay.replayed import FRESH, Replay, text_of
 
-FIRST_DRAWS, MORE_DRAWS = range(2), range(2, 8)
-"""Draws of prompts: the least and the most shared; and those that only a promise has to stand."""
+FIRST_DRAWS, MORE_DRAWS, LOST_DRAWS = range(2), range(2, 8), range(1, 8)
+"""Draws of prompts: the least and the most shared; those that only a promise has to stand; and
+those for a setting that keeps what the server had lost.
+"""
 
 SHORT: Final = 8
 """Most new tokens without room for a message and its marks."""
@@ -47,21 +49,47 @@ def more_of(replay: Replay, likeliest: Workload, proof: Proof) -> Iterator[Workl
         yield replace(likeliest, order=order)
 
 
+def like_lost(replay: Replay, proof: Proof) -> Iterator[Workload]:
+    """Workloads whose prompts also go on like conversations that the server had lost."""
+    yield from _drawn(replay, proof, LOST_DRAWS, lost=True)
+
+
+def meets_more(workload: Workload, own: Mapping[str, Any], changed: Mapping[str, Any]) -> bool:
+    """True if a request meets a conversation under changed settings that it did not meet before,
+    or comes into another slot. How much it shares with that, no line need say.
+    """
+    before, after = (play_workload(workload, workload.profile, each) for each in (own, changed))
+    for number, held in after.held.items():
+        if before.replayed[number].slot != after.replayed[number].slot:
+            return True
+        for rope in held:
+            if all(rope.common(known) < len(rope) for known in before.held.get(number, ())):
+                return True
+    return False
+
+
 def uncompared(replay: Replay) -> set[int]:
     """Requests that overlapped, in a log that compares no prompt with what the slots hold.
 
     Two clients may have sent one prompt, which other settings reuse: the lines are the same.
     """
-    observed = [request.observed for request in replay.requests]
-    if any(request.slot_common for request in observed):
+    if compares(replay):
         return set()
-    return overlapping(tuple(replay.order), {each.number: each.slot for each in observed})
+    slots = {request.observed.number: request.observed.slot for request in replay.requests}
+    return overlapping(tuple(replay.order), slots)
 
 
-def _drawn(replay: Replay, proof: Proof, draws: Iterable[int]) -> Iterator[Workload]:
+def compares(replay: Replay) -> bool:
+    """True if the log's lines compare prompts with what every slot holds (`checking sim`)."""
+    return any(request.observed.slot_common for request in replay.requests)
+
+
+def _drawn(
+    replay: Replay, proof: Proof, draws: Iterable[int], *, lost: bool = False
+) -> Iterator[Workload]:
     """Workloads whose prompts are drawn, where they have the log's counts."""
     for draw in draws:
-        drawn = workload_of(OtherPrompts(replay, draw).play())
+        drawn = workload_of(OtherPrompts(replay, draw, lost=lost).play())
         if proof.is_met(drawn.outcome(replay.settings.values).played):
             yield drawn
 

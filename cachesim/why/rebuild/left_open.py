@@ -3,6 +3,7 @@
     line      f_sim = 0.247: the slot's first 683 to 688 tokens
     least     [ 683 of the slot ][ new ................... ]
     most      [ 688 of the slot ....... ][ new ........... ]
+    lost      [ 688 of the slot ....... ][ what a lost conversation went on with ][ new ]
 
 A draw is taken only if a copy of the server answers it as the log says.
 """
@@ -18,16 +19,22 @@ from cachesim.why.read.observed import Observed
 from cachesim.why.rebuild.from_log import ENTRY, Candidate, Rebuilder, matches_choice
 from cachesim.why.replay.replayed import Rebuilt, Replay
 
-MOST_DRAWN: Final = 8
+MOST_DRAWN: Final = 16
 """Most prompts drawn for a request, besides those of the likeliest replay."""
+
+PARTS: Final = 6
+"""Parts into which what is open is divided."""
 
 
 class OtherPrompts(Rebuilder):
-    """A replay with other prompts: draw 0 shares the least, 1 the most, others between."""
+    """A replay with other prompts: draw 0 shares the least, 1 the most, others between.
 
-    def __init__(self, replay: Replay, draw: int) -> None:
+    With `lost`, prompts may also go on like conversations that the server no longer held.
+    """
+
+    def __init__(self, replay: Replay, draw: int, *, lost: bool = False) -> None:
         super().__init__(replay.log, replay.settings, replay.hints)
-        self._draw, self._rng = draw, Random(draw)
+        self._draw, self._rng, self._lost = draw, Random(draw), lost
 
     def _candidates(self, rebuilt: Rebuilt) -> list[Candidate]:
         usual = super()._candidates(rebuilt)
@@ -56,14 +63,28 @@ class OtherPrompts(Rebuilder):
             rope = names.get(candidate.holder, Rope())
             bounds = (known.low, known.high) if known.how == "bounded" else (known.value,) * 2
             low, high = (min(at or 0, len(rope), whole) for at in bounds)
-            start = rope[: self._between(low, high)]
-            prompt = self._filled(rebuilt.observed, start, rope, whole)
-            yield replace(candidate, prompt=prompt, goes_on=False, at_joint=False)
+            for place in self._places(low, high):
+                start = rope[:place]
+                starts = [*(self._as_lost(start, whole) if self._lost else ()), start]
+                for each in starts:
+                    prompt = self._filled(rebuilt.observed, each, rope, whole)
+                    yield replace(candidate, prompt=prompt, goes_on=False, at_joint=False)
 
-    def _between(self, low: int, high: int) -> int:
-        if self._draw < 2 or high <= low:
-            return high if self._draw == 1 else low
-        return self._rng.randint(low, high)
+    def _as_lost(self, start: Rope, whole: int) -> Iterator[Rope]:
+        """The start, gone on with like each earlier conversation that begins with it."""
+        for request in self.replay.requests:
+            earlier = request.submitted.prompt if request.submitted is not None else Rope()
+            if start.common(earlier) == len(start) < len(earlier):
+                yield earlier[: self._places(len(start) + 1, min(len(earlier), whole))[0]]
+
+    def _places(self, low: int, high: int) -> list[int]:
+        """Where a prompt may part: an entry of which too little is equal is not loaded, so the
+        least that the log's lines allow is often not the least that explains its counts.
+        """
+        places = sorted({low + part * (high - low) // PARTS for part in range(PARTS + 1)})
+        if self._draw > 1:
+            return [self._rng.randint(low, max(low, high)) for _ in places]
+        return places[::-1] if self._draw else places
 
 
 def _limits(

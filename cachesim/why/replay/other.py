@@ -7,10 +7,12 @@ taken: concurrent requests stay concurrent, sequential ones sequential.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.tokens import Rope
 from cachesim.model.spec import ModelSpec
 from cachesim.why.infer.settings import Settings
 from cachesim.why.replay.player import FAILED, Player, Replayed, ReplayRequest
@@ -25,6 +27,7 @@ class ServerResult:
     options: Mapping[str, Any]
     replayed: dict[int, Replayed] = field(default_factory=dict)
     peak_bytes: int = 0
+    held: dict[int, list[Rope]] = field(default_factory=dict)  # as each request comes
 
 
 def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,6 +133,7 @@ def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) 
     found = ServerResult(profile, dict(options))
     for what, number in workload.order:
         if what == "launch":
+            found.held[number] = [rope[:] for rope in chain(*player.held())]
             player.launch(workload.submitted[number])
         elif what == "erase":
             player.erase(number)
