@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.family import Family, Profile, family_of
@@ -103,12 +103,11 @@ class Case:
     def expected(self) -> str:
         """The law in a sentence."""
         name = self.seen.name
-        return {
-            "answer": f"the reply to `{name}` is that of a server that has seen no other request",
-            "answered": f"`{name}` gets an answer",
-            "reuse": f"`{name}` reuses {self.tokens} of {self.seen.size} prompt tokens",
-            "counts": f"`{name}` reuses {self.tokens} of {self.seen.size} prompt tokens",
-        }[self.law]
+        if self.law == "answer":
+            return f"the reply to `{name}` is that of a server that has seen no other request"
+        if self.law == "answered":
+            return f"`{name}` gets an answer"
+        return f"`{name}` reuses {self.tokens} of {self.seen.size} prompt tokens"
 
     def got(self) -> str:
         """What the profile does instead, in a sentence."""
@@ -175,7 +174,4 @@ def case_of(scenario: Scenario, wanted: str = "") -> Case:
         raise ScenarioError(f"{scenario.name}: step {name!r} is not reached on {asked}")
     keeps = other.steps[number]
     tokens = (keeps.cached or 0) if law == "counts" else tokens
-    return Case(
-        scenario=scenario, profile=asked, run=other, step=number, law=law, tokens=tokens,
-        fixed=case.fixed,
-    )  # fmt: skip
+    return replace(case, profile=asked, run=other, tokens=tokens)

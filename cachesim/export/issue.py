@@ -19,7 +19,7 @@ from cachesim.typed import Json
 from cachesim.why.infer.settings import flag_of
 
 Part: TypeAlias = Callable[[Case], Iterable[str]]
-"""The lines below a heading."""
+"""Lines of a report."""
 
 SOURCES: Final[Mapping[str, str]] = {
     "llama.cpp": "tools/server/server-context.cpp",
@@ -97,7 +97,8 @@ def steps(case: Case) -> Iterator[str]:
     yield "| request | prompt | reused | of |"
     yield "|---|---|---|---|"
     for step, seen in zip(scenario.step[: case.step + 1], case.run.steps, strict=False):
-        yield f"| {seen.name} | {_prompt(step)} | {_count(seen.cached)} | {seen.size or ''} |"
+        cached = "" if seen.cached is None else seen.cached
+        yield f"| {seen.name} | {_prompt(step)} | {cached} | {seen.size or ''} |"
     lines = list(shell(case))
     if lines:
         yield ""
@@ -110,10 +111,6 @@ def _length(value: int | str | tuple[int, ...]) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     return counted(value if isinstance(value, int) else len(value), "token")
-
-
-def _count(value: int | None) -> str:
-    return "" if value is None else str(value)
 
 
 def _prompt(step: Step) -> str:
@@ -245,82 +242,71 @@ def unknown(_: Case) -> Iterator[str]:
     yield "(yours)"
 
 
-def body(case: Case) -> Iterator[str]:
-    """Steps, results and cause."""
-    for part in (steps, expected, got, cause, known):
-        lines = list(part(case))
-        yield from lines
-        if lines:
-            yield ""
+BODY: Final[tuple[Part, ...]] = (steps, expected, got, cause, known)
+"""Steps, results and cause."""
 
-
-LLAMA: Final[Mapping[str, Part]] = {
-    "Name and Version": version,
-    "Operating systems": unknown,
-    "Which llama.cpp modules do you know to be affected?": lambda _: ["llama-server"],
-    "Models": model,
-    "Command line": command,
-    "Problem description & steps to reproduce": body,
-    "First Bad Commit": unknown,
-    "Relevant log output": unknown,
+LLAMA: Final[Mapping[str, tuple[Part, ...]]] = {
+    "Name and Version": (version,),
+    "Operating systems": (unknown,),
+    "Which llama.cpp modules do you know to be affected?": (lambda _: ["llama-server"],),
+    "Models": (model,),
+    "Command line": (command,),
+    "Problem description & steps to reproduce": BODY,
+    "First Bad Commit": (unknown,),
+    "Relevant log output": (unknown,),
 }
-PLAIN: Final[Mapping[str, Part]] = {
-    "Describe the bug": body,
-    "Command": command,
-    "Model": model,
-    "Version": version,
+IK_LLAMA: Final[Mapping[str, tuple[Part, ...]]] = {
+    "What happened?": BODY,
+    "Command line": (command,),
+    "Model": (model,),
+    "Name and Version": (version,),
+    "What operating system are you seeing the problem on?": (unknown,),
+    "Relevant log output": (unknown,),
 }
-FORMS: Final[Mapping[str, Mapping[str, Part]]] = {
+PYTHON: Final[Mapping[str, tuple[Part, ...]]] = {
+    "Expected Behavior": (expected,),
+    "Current Behavior": (got, cause, known),
+    "Environment and Context": (version, model),
+    "Steps to Reproduce": (steps, command),
+    "Failure Logs": (unknown,),
+}
+PLAIN: Final[Mapping[str, tuple[Part, ...]]] = {
+    "Describe the bug": BODY,
+    "Command": (command,),
+    "Model": (model,),
+    "Version": (version,),
+}
+FORMS: Final[Mapping[str, Mapping[str, tuple[Part, ...]]]] = {
     "llama.cpp": LLAMA,
-    "ik_llama.cpp": {
-        "What happened?": body,
-        "Command line": command,
-        "Model": model,
-        "Name and Version": version,
-        "What operating system are you seeing the problem on?": unknown,
-        "Relevant log output": unknown,
-    },
+    "ik_llama.cpp": IK_LLAMA,
     "vllm": {
-        "Your current environment": version,
-        "🐛 Describe the bug": body,
-        "Command": command,
-        "Model": model,
+        "Your current environment": (version,),
+        "🐛 Describe the bug": BODY,
+        "Command": (command,),
+        "Model": (model,),
     },
     "sglang": {
-        "Describe the bug": body,
-        "Reproduction": command,
-        "Model": model,
-        "Environment": version,
+        "Describe the bug": BODY,
+        "Reproduction": (command,),
+        "Model": (model,),
+        "Environment": (version,),
     },
     "transformers": {
-        "System Info": version,
-        "Who can help?": unknown,
-        "Reproduction": lambda case: (*steps(case), "", *command(case), "", *model(case)),
-        "Expected behavior": lambda case: (
-            *expected(case),
-            "",
-            *got(case),
-            "",
-            *cause(case),
-            *known(case),
-        ),
+        "System Info": (version,),
+        "Who can help?": (unknown,),
+        "Reproduction": (steps, command, model),
+        "Expected behavior": (expected, got, cause, known),
     },
-    "llama-cpp-python": {
-        "Expected Behavior": expected,
-        "Current Behavior": lambda case: (*got(case), "", *cause(case), *known(case)),
-        "Environment and Context": lambda case: (*version(case), "", *model(case)),
-        "Steps to Reproduce": lambda case: (*steps(case), "", *command(case)),
-        "Failure Logs": unknown,
-    },
-    "koboldcpp": {"Describe the Issue": body, "Additional Information": version},
+    "llama-cpp-python": PYTHON,
+    "koboldcpp": {"Describe the Issue": BODY, "Additional Information": (version,)},
     "ollama": {
-        "What is the issue?": body,
-        "Relevant log output": unknown,
-        "OS": unknown,
-        "Ollama version": version,
+        "What is the issue?": BODY,
+        "Relevant log output": (unknown,),
+        "OS": (unknown,),
+        "Ollama version": (version,),
     },
 }
-"""Engine -> the fields of its project's form; others have none, and get `PLAIN`."""
+"""Engine -> the fields of its project's form, with what stands below each; others get `PLAIN`."""
 
 
 def issue_of(case: Case) -> str:
@@ -339,8 +325,10 @@ def issue_of(case: Case) -> str:
     form = FORMS.get("ollama" if name.startswith("ollama") else name, PLAIN)
     title = case.scenario.shows.symptom or case.about
     lines = [f"# {title[:1].upper()}{title[1:].rstrip('.')}", ""]
-    for heading, part in form.items():
-        lines += [f"### {heading}", "", *part(case), ""]
+    for heading, parts in form.items():
+        lines += [f"### {heading}", ""]
+        for part in parts:
+            lines += [*part(case), ""]
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip("\n") + "\n"
     return in_upstreams_words(text)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cachesim.errors import ScenarioError
 from cachesim.export.case import Case
-from cachesim.export.python_text import comment, name_of, span_lines, tokens_text
+from cachesim.export.python_text import name_of, span_lines, story, tokens_text
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
 from cachesim.play.session import AS_TEXT
@@ -150,8 +150,6 @@ def pytest_of(case: Case) -> str:
     scenario = case.scenario
     if why := why_not(case):
         raise ScenarioError(f"{scenario.name}: {why}")
-    spec = spec_of(scenario.model)
-    vocabulary = vocabulary_of(scenario)
     lines = list(_steps(case))
     body = "\n".join(lines)
     options = dict(STATED) | dict(scenario.engine.options)
@@ -172,29 +170,18 @@ def pytest_of(case: Case) -> str:
     if others:
         words = ", ".join(f'"{word}"' for word in others)
         flags += MORE_FLAGS.format(words=words)
-    used = " ".join(lines)
-    spans = span_lines(
-        {
-            name: tokens
-            for name, tokens in vocabulary.spans.items()
-            if re.search(rf"\b{name_of(name)}\b", used)
-        },
-        scenario.spans,
-        lowest=spec.first_plain,
-        highest=spec.vocabulary,
-    )
+    spans = span_lines(case, vocabulary_of(scenario).spans, " ".join(lines))
     imports = "import struct\n\nimport numpy as np\nimport pytest\nfrom utils import *\n"
     if spans:
         imports = f"import random\n{imports}"
     if "time.sleep" in body:
         imports = imports.replace("import struct\n", "import struct\nimport time\n")
-    helpers = [COMPLETE] if "complete(" in body else []
-    helpers += [ONLY] if "only(" in body else []
-    helpers += [LIKELIHOODS] if "likelihoods(" in body else []
+    named = {"complete(": COMPLETE, "only(": ONLY, "likelihoods(": LIKELIHOODS}
+    helpers = [helper for call, helper in named.items() if call in body]
     fixture = FIXTURE.format(patching=", monkeypatch" if others else "", flags=flags)
-    why = comment(f"{case.issue}: {case.about}" if case.issue else case.about, "    ")
-    test = f"def test_{case.slug}(server):\n{why}\n    server.start()\n{body}\n"
-    parts = [imports + (f"\n{spans}" if spans else ""), _model(spec), fixture, *helpers, test]
+    test = f"def test_{case.slug}(server):\n{story(case, '    ')}\n    server.start()\n{body}\n"
+    head, model = imports + (f"\n{spans}" if spans else ""), _model(spec_of(scenario.model))
+    parts = [head, model, fixture, *helpers, test]
     return "\n\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -297,7 +284,9 @@ def _steps(case: Case) -> Iterator[str]:
         )
         more = f", grammar=only({forced})" if forced else ""
         more += "".join(f", {key}={value!r}" for key, value in body.items())
-        texts = [_prompt(case, number, steps[number]) for number in numbers]
+        texts = [
+            _tokens(case, scenario.step[number].prompt, steps[number].prompt) for number in numbers
+        ]
         prompt = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
         if first.options.get("endpoint") == "embedding":
             yield f'    server.make_request("POST", "/embedding", data={{"content": {prompt}}})'
@@ -344,10 +333,6 @@ def _judged(case: Case, prompt: str, predict: int, more: str) -> Iterator[str]:
         if case.seen.cached is not None and case.seen.processed is not None:
             sign = "<=" if case.law == "reuse" else "=="
             yield f'    assert body["timings"]["prompt_n"] {sign} {least}'
-
-
-def _prompt(case: Case, number: int, step: Step) -> str:
-    return _tokens(case, case.scenario.step[number].prompt, step.prompt)
 
 
 def _tokens(case: Case, written: Prompt, ids: Prompt) -> str:

@@ -1,6 +1,5 @@
 """A scenario as a unittest for `tests/test_prompt_cache.py` of mlx-lm."""
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pprint import pformat
@@ -10,7 +9,7 @@ from typing import Final
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.errors import ScenarioError
 from cachesim.export.case import Case
-from cachesim.export.python_text import comment, name_of, span_lines, tokens_text
+from cachesim.export.python_text import span_lines, story, tokens_text
 from cachesim.prove.mlx_lm.families import order_of, toy_of
 from cachesim.scenario.checks import DEFAULT_PREDICT, spec_of
 from cachesim.scenario.prompts import Vocabulary
@@ -81,14 +80,7 @@ def unittest_of(case: Case) -> str:
     if why := why_not(case):
         raise ScenarioError(f"{scenario.name}: {why}")
     spec = spec_of(scenario.model)
-    vocabulary = Vocabulary.of(scenario, spec)
-    lines = list(_steps(case))
-    used = " ".join(lines)
-    spans = {
-        name: tokens
-        for name, tokens in vocabulary.spans.items()
-        if re.search(rf"\b{name_of(name)}\b", used)
-    }
+    spans, lines = Vocabulary.of(scenario, spec).spans, list(_steps(case))
     toy = toy_of(
         {"family": family_of(spec).name} | ({"window": spec.window} if spec.window else {}),
         spec.vocabulary,
@@ -102,11 +94,11 @@ def unittest_of(case: Case) -> str:
         arguments=f"{{\n {arguments[1:-1]},\n}}",
         slow=SLOW if forgets else "",
         utils=UTILS if forgets else "",
-        spans=span_lines(spans, scenario.spans, lowest=spec.first_plain, highest=spec.vocabulary),
+        spans=span_lines(case, spans, " ".join(lines)),
         title="".join(part.title() for part in case.slug.split("_")),
         size=scenario.engine.options.get("prompt_cache_size", ""),
         slug=case.slug,
-        why=comment(f"{case.issue}: {case.about}" if case.issue else case.about, " " * 8),
+        why=story(case, " " * 8),
         body="\n".join(f"        {line}" for line in lines),
     )
 

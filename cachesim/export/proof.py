@@ -151,24 +151,18 @@ def _said(ran: Ran, wanted: str) -> str:
     return f"Run: should be one that {wanted} on {where}, and it does not ({ran.result}): {last}"
 
 
-def is_real(profile: Profile) -> bool:
-    """True if a package runs the profile."""
-    return not profile.patches and profile.release in family_of(profile.engine).real()
-
-
 def can_run(case: Case) -> bool:
     """True if the environment of the accused release is there."""
-    if case.profile.engine not in RUNNERS:
-        return False
-    if case.profile.release not in case.family.real():
-        return False
-    return ENVIRONMENTS[case.profile.engine](case.profile.release).is_ready()
+    engine, release = case.profile.engine, case.profile.release
+    known = engine in RUNNERS and release in case.family.real()
+    return known and ENVIRONMENTS[engine](release).is_ready()
 
 
 def prove(case: Case, text: str) -> Proof:
     """Run the test where the law is broken, and where it is kept."""
     profile = case.profile
-    mine = run_on(text, profile) if is_real(profile) else None
+    real = not profile.patches and profile.release in case.family.real()
+    mine = run_on(text, profile) if real else None
     if not case.broken:
         return Proof(red=None, green=mine)
     green = case.keeping()

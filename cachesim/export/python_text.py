@@ -8,6 +8,8 @@ from textwrap import wrap
 from types import MappingProxyType
 from typing import Final
 
+from cachesim.export.case import Case
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Prompt
 from cachesim.scenario.prompts import piece_of
 
@@ -53,6 +55,11 @@ TAKEN: Final = frozenset(
 """Names that the files use for something else."""
 
 
+def story(case: Case, indent: str) -> str:
+    """The report that a scenario comes from and its story, as a comment."""
+    return comment(f"{case.issue}: {case.about}" if case.issue else case.about, indent)
+
+
 def comment(text: str, indent: str = "") -> str:
     """A text as lines of a comment."""
     width = WIDTH - len(indent) - 2
@@ -60,14 +67,13 @@ def comment(text: str, indent: str = "") -> str:
     return "\n".join(f"{indent}# {line}" for line in lines)
 
 
-def span_lines(
-    spans: Mapping[str, Sequence[int]],
-    written: Mapping[str, int | str | Sequence[int]],
-    *,
-    lowest: int,
-    highest: int,
-) -> str:
-    """Assignments of the spans: lengths are drawn anew, ids stay as they are written."""
+def span_lines(case: Case, spans: Mapping[str, Sequence[int]], used: str) -> str:
+    """Assignments of the spans in use: lengths are drawn anew, ids stay as they are written."""
+    spec, written = spec_of(case.scenario.model), case.scenario.spans
+    lowest, highest = spec.first_plain, spec.vocabulary
+    spans = {
+        name: tokens for name, tokens in spans.items() if re.search(rf"\b{name_of(name)}\b", used)
+    }
     if not spans:
         return ""
     drawn = {name for name in spans if isinstance(written[name], int)}
