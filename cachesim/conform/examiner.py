@@ -143,17 +143,18 @@ class Examiner(Probe):
                 "held against what was sent alone: no simulated server was named, or the server"
                 " was not started for this"
             )
-        for steps in self._in_turn():
-            if self.meter.seconds > COUNTING * 60 * self.meter.limits.minutes:
+        ends = self.meter.seconds + COUNTING * 60 * self.meter.limits.minutes
+        for number, steps in enumerate(self._in_turn()):
+            if number and self.meter.seconds > ends:
                 break
             scenario = replace(self._blank, name="count", step=steps)
             played, wrong = self._miscounted(scenario)
             if not self._check_alive(played, scenario):
                 return
-            number = sum(answer.cached is not None for answer in played.answers)
+            compared = sum(answer.cached is not None for answer in played.answers)
             for judged in (count, lost):
                 if judged is not None and not judged.missing:
-                    judged.requests += number
+                    judged.requests += compared
             if wrong is not None:
                 kind: FindingKind = "lost reuse" if wrong.lost else "count"
                 broken = lost if wrong.lost else count
@@ -215,9 +216,10 @@ class Examiner(Probe):
     def _prove_count(self, scenario: Scenario, kind: FindingKind, verdict: Verdict) -> None:
         """The smallest requests whose count differs in each play."""
         lost = kind == "lost reuse"
+        ends = self.meter.seconds + COUNTING * 60 * self.meter.limits.minutes
 
         def holds(scenario: Scenario) -> bool:
-            if self.meter.seconds > 2 * COUNTING * 60 * self.meter.limits.minutes:
+            if self.meter.seconds > ends:
                 return False
             wrong = self._miscounted(scenario)[1]
             return wrong is not None and wrong.lost == lost
@@ -381,7 +383,7 @@ class Examiner(Probe):
             if again == AGAIN or not self.target.answers():
                 said = f"a request stays without an answer, or the server stops: {name}"
                 process = self.target.process
-                if process is not None and process.last_line():
+                if process is not None and process.death() is not None:
                     said += f"; its last output{process.last_line()}"
                 queries = [query for group in groups for query in group]
                 errors = [Answer(error="no answer") for _ in queries]

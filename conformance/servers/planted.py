@@ -24,10 +24,6 @@ SEQ_RM = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int, ctypes.c
 SET_DATA = ctypes.CFUNCTYPE(
     SIZE, ctypes.c_void_p, ctypes.c_void_p, SIZE, ctypes.c_int, ctypes.c_uint
 )
-GET_DATA = SET_DATA
-LOAD_FILE = ctypes.CFUNCTYPE(
-    SIZE, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, SIZE, ctypes.c_void_p
-)
 
 # -- llama.cpp -------------------------------------------------------------------------------------
 
@@ -115,15 +111,6 @@ def nothing_is_removed() -> None:
     Wheel().replace("llama_memory_seq_rm", SEQ_RM, made)
 
 
-def checkpoints_are_not_restored() -> None:
-    """Restoring a checkpoint leaves the newer state where it is."""
-
-    def made(_: Real) -> Callable[..., Real]:
-        return lambda *given: given[2]
-
-    Wheel().replace("llama_state_seq_set_data_ext", SET_DATA, made)
-
-
 def first_checkpoint_is_restored() -> None:
     """Whatever checkpoint is restored, it is the first one of its size."""
     first: dict[int, bytes] = {}
@@ -140,30 +127,10 @@ def first_checkpoint_is_restored() -> None:
     Wheel().replace("llama_state_seq_set_data_ext", SET_DATA, made)
 
 
-def files_come_back_short() -> None:
-    """A slot that is read from a file loses its first cells."""
-    wheel = Wheel()
-    remove, memory = wheel.library.llama_memory_seq_rm, wheel.library.llama_get_memory
-    remove.argtypes, memory.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 3], [ctypes.c_void_p]
-    memory.restype = ctypes.c_void_p
-
-    def made(original: Real) -> Callable[..., Real]:
-        def load(context: int, *given: Real) -> int:
-            done = int(original(context, *given))
-            remove(memory(context), given[1], 0, 6)
-            return done
-
-        return load
-
-    wheel.replace("llama_state_seq_load_file", LOAD_FILE, made)
-
-
 LLAMA_CPP = {
     "one cell stays": one_cell_stays,
     "nothing is removed": nothing_is_removed,
-    "checkpoints are not restored": checkpoints_are_not_restored,
     "the first checkpoint is restored": first_checkpoint_is_restored,
-    "files come back short": files_come_back_short,
 }
 
 
