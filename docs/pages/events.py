@@ -36,7 +36,7 @@ def _engines() -> Iterator[str]:
                 ("event", "meaning", "other fields"), [_row(each, known) for each in events]
             )
         else:
-            yield ", ".join(code(_name(each.name)) for each in events)
+            yield " ".join(code(_name(each.name)) for each in events)
 
 
 def _is_event(one: Class, known: list[Class]) -> bool:

@@ -50,8 +50,8 @@ def _engines() -> Iterator[str]:
 
 
 def _names(family: Family[Any, Any]) -> Iterator[str]:
-    yield ", ".join(code(flag.name) for flag in flags_of(family))
-    fields = ", ".join(code(flag.name) for flag in fields_of(family))
+    yield " ".join(code(flag.name) for flag in flags_of(family))
+    fields = " ".join(code(flag.name) for flag in fields_of(family))
     if fields:
         yield f"Fields of a request: {fields}"
 

@@ -81,14 +81,9 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
         f' aria-hidden="true">{bars(done.steps, shown)}</a>'
         f"<p><strong>{with_flags(escape(plain_text(shows.symptom or scenario.about)))}</strong></p>"
         f"<p>{'<br>'.join(facts)}</p>"
-        f'<p><a href="reports/{name}.html">{_named(scenario)}</a></p><p>{" ".join(links)}</p></div>'
+        f'<p><a href="reports/{name}.html"><code>{escape(scenario.name)}</code></a></p>'
+        f"<p>{' '.join(links)}</p></div>"
     )
-
-
-def _named(scenario: Scenario) -> str:
-    """The scenario's name, which begins with that of its engine."""
-    engine = scenario.engine.name
-    return f"<code><b>{escape(engine)}</b>{escape(scenario.name.removeprefix(engine))}</code>"
 
 
 def _outcome(step: Step) -> str:
