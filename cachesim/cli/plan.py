@@ -35,7 +35,6 @@ class Plan:
     profiles: tuple[Profile, ...]
     against: Profile | None
     model: str
-    models: tuple[str, ...]  # of a hunt; none: all that the real engine loads
     examples: int
     minutes: float | None
     seed: int
@@ -52,6 +51,7 @@ class Plan:
     scope: int | None = None  # requests of a small scope that is run whole
     told: list[dict[str, Json]] | None = None  # in place of text
     prove: bool = False  # run each cause on the real engine
+    models: tuple[str, ...] = ()  # of a hunt; none: all that the real engine loads
 
     def __post_init__(self) -> None:
         if not self.profiles:
