@@ -91,5 +91,5 @@ def _controls(story: Told, right: int) -> str:
         f'{SHOWN}</output> more words <input type="range" min="0" max="{len(LENGTHS) - 1}"'
         f' value="{LENGTHS.index(SHOWN)}"></label>'
         f'<span class="hint">{right} or fewer: right</span>'
-        '<label><input type="checkbox"> fix: <code>&gt;=</code> for <code>&gt;</code></label></p>'
+        '<label><input type="checkbox"> with the fix, which drops this checkpoint</label></p>'
     )

@@ -128,7 +128,7 @@ def test_a_card_has_picture_symptom_releases_label_and_links() -> None:
 
     assert "<br><b>wrong answer</b><br>" in text
     assert "<code>b9538</code>, not <code>b11549+erase-equal</code>" in text
-    assert "<code><b>llama.cpp</b>-three-requests</code>" in text
+    assert "<code>llama.cpp-three-requests</code>" in text
     assert "<br>confirmed</p>" in text
     assert text.count('<rect class="new"') == 3
     assert text.count('<rect class="bad"') == 1
