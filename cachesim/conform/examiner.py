@@ -115,15 +115,15 @@ class Examiner(Probe):
     # -- from a fresh start ------------------------------------------------------------------------
 
     def _identify(self) -> None:
+        if self._named is None:
+            super()._identify()  # before any request of another kind, which its counts would feel
+        else:
+            self._guided = self._named()
+            self.outcome.fingerprint = Fingerprint(self._guided, first=len(self._guided))
         if "isolation" in self.verdicts:
             self._ask_for_no_reuse()
         if self.verdicts.keys() & {"count", "lost-reuse"}:
             self._count_all()
-        if self._named is None:
-            super()._identify()
-        else:
-            self._guided = self._named()
-            self.outcome.fingerprint = Fingerprint(self._guided, first=len(self._guided))
 
     def _count_all(self) -> None:
         """Hold cached counts against what was sent, and against the simulated server."""
