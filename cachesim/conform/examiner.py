@@ -75,6 +75,9 @@ class Examiner(Probe):
         """
         super().__init__(target, meter, plan, watch)
         self.verdicts = {law: Verdict(law=law) for law in LAWS if law in laws}
+        if "restart" in self.verdicts and not target.dialect.slot_files:
+            why_not = f"{target.dialect.name} has no request that saves a conversation"
+            self.verdicts["restart"].why_not = why_not
         self._named = named
         self._uncached = ""  # why there is no uncached answer
         self._asking = True  # fixed requests are sent, all of them whatever is found
@@ -422,9 +425,7 @@ class Examiner(Probe):
 
     def _save_and_restore(self, verdict: Verdict) -> None:
         """Save a slot to a file, start again, restore it, and go on with its conversation."""
-        dialect = self.target.dialect
-        if not dialect.slot_files:
-            verdict.why_not = f"{dialect.name} has no request that saves a conversation"
+        if verdict.why_not:
             return
         if not self.target.may_erase:
             verdict.missing = "a slot is emptied for it: add --may-erase, or use --start"

@@ -54,7 +54,7 @@ def test_what_may_be_reused_is_not_judged_without_release_and_model(
     capsys: Capture, tmp_path: Path
 ) -> None:
     with fake("vllm", "vllm@0.32.0") as server:
-        words = ["--url", server.url, "--requests", "500", "--longest", "60"]
+        words = ["--url", server.url, "--requests", "900", "--longest", "60"]
         status, verdicts = conformed(capsys, tmp_path, words)
 
     assert 0 == status
