@@ -167,7 +167,9 @@ class Tally:
         told = []
         accused = {number for finding in stated["wrong"] for number in finding["requests"]}
         for answer, request in paired(life.answers, stated["requests"]):
-            if request is not None and request["number"] in accused and gaps[id(answer)] is None:
+            if request is None or not answer.text:  # a client that left, or got no answer at all
+                continue
+            if request["number"] in accused and gaps[id(answer)] is None:
                 self.counts["sound, and named"] += 1
                 told.append(f"request {request['number']} is named, and its reply is the same")
         about = f"{life.name} ({', '.join(life.kinds)}; {life.preset})"

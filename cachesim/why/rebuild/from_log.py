@@ -15,7 +15,7 @@ from functools import partial
 from itertools import accumulate, chain, islice
 from typing import Final, TypeAlias
 
-from cachesim.engines.llamacpp.vocabulary.events import CheckpointCreated, MemoryCut
+from cachesim.engines.llamacpp.vocabulary.events import CheckpointCreated
 from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.why.infer.evidence import (
     Interval,
@@ -502,10 +502,8 @@ class Rebuilder:
         batch = int(self.settings.values.get("batch_size", 2048))
         printed = {number: (made, turns) for number, made, turns in event.made}
         for number in running:
-            observed = self.log.requests[number]
-            made, turns = printed.get(number, (0, 0))
-            for _ in range(turns - self.player.made_for(number, observed.slot, MemoryCut)):
-                self.player.advance(turns=1, at_once=1)
+            turns = printed.get(number, (0, 0))[1]
+            self.player.take_turns(number, self.log.requests[number].slot, turns)
         for number in running:
             observed = self.log.requests[number]
             share = share_done(observed, now)

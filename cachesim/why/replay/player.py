@@ -315,6 +315,15 @@ class Player:
             for event in self.engine.events[self.seen[number] :]
         )
 
+    def take_turns(self, number: int, slot: int, turns: int) -> None:
+        """Take as many turns of a prompt, if it has them: a real one may begin turns without end,
+        where its slot was loaded with a longer conversation.
+        """
+        before = -1
+        while before < (taken := self.made_for(number, slot, MemoryCut)) < turns:
+            before = taken
+            self.advance(turns=1, at_once=1)
+
     def advance(self, *, turns: int, at_once: int = AT_ONCE) -> None:
         """Take a number of turns."""
         try:
