@@ -56,6 +56,8 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.profiles:
             raise InputError("name a profile to check, such as llama.cpp@b11549+erase-equal")
+        if self.prove:
+            options.refuse_beside("--prove", {"--find": self.find != "wrong"})
         for profile in self.profiles if self.prove else ():
             if profile.patches:
                 raise InputError(
@@ -92,8 +94,6 @@ class Plan:
                     f"{self.against} is another engine than {profile}: its flags and requests are"
                     " others; --against takes a profile of the same one, `cachesim compare` any"
                 )
-        if self.prove:
-            options.refuse_beside("--prove", {"--find": self.find != "wrong"})
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
             try_flags(profile, self.model, self.shape.fixed)
 

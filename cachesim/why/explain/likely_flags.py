@@ -54,6 +54,9 @@ ROUNDS: Final = 3
 MOST_PLAYED: Final = 600_000
 """Tokens of requests that are replayed for it, of all servers of a log: some seconds."""
 
+TURN: Final = 200
+"""Tokens of a prompt that are replayed in the time of one turn of the loop."""
+
 FIRST: Final = 60
 """Requests of a log with which other flags are tried."""
 
@@ -83,7 +86,7 @@ def with_likeliest_flags(
             if best.as_sent == len(best.comparable) or played > most:
                 break
             other = _played(replay, hints, settings, best.as_sent + 1, first)
-            played += sum(map(_tokens, other.requests))
+            played += sum(map(work_of, other.requests))
             best = max(best, other, key=lambda replay: replay.as_sent)
         if best is own:
             break
@@ -97,9 +100,13 @@ def with_likeliest_flags(
     return found, played
 
 
-def _tokens(request: Rebuilt) -> int:
-    sent = request.submitted
-    return 0 if sent is None else len(sent.prompt) + len(sent.reply)
+def work_of(request: Rebuilt) -> int:
+    """The request's tokens, as its replay takes time: a client that leaves is waited for."""
+    sent, held = request.submitted, request.observed.held_after
+    if sent is None:
+        return 0
+    turns = max(0, (held or 0) - len(sent.prompt)) if request.observed.cancelled else 0
+    return len(sent.prompt) + len(sent.reply) + TURN * turns
 
 
 def _played(
