@@ -133,6 +133,8 @@ def _sum_in_words(totals: Mapping[str, Any]) -> str:
             "not say."
         )
     unknown = f", {totals['unknown']:,} unknown" if totals["unknown"] else ""
+    if totals["unknown"] < 0:  # a slot that was loaded with another conversation is read again
+        unknown = f", {-totals['unknown']:,} more than the prompts have"
     return (
         f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} cached, "
         f"{shown(totals['processed'])} prefilled{unknown}."

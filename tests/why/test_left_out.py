@@ -75,3 +75,12 @@ def test_a_sweep_says_what_its_sums_leave_out(capsys: Capture, tmp_path: Path) -
 
     shown = " ".join(output(capsys, ["why", "--tune", str(file)]).split())
     assert "Left out: 2 requests whose prefilled tokens the log does not have" in shown
+
+
+def test_tokens_that_were_read_beyond_the_prompts_are_no_negative_unknown() -> None:
+    found = explained(ANSWERED.format(n=1, tokens=50, held=53))
+    found["totals"] |= {"prompt_tokens": 50, "cached": 0, "processed": 60, "unknown": -10}
+
+    said = " ".join(plain_text(*why_report(found, worst=[]), width=100).split())
+
+    assert "50 prompt tokens: 0 cached, 60 prefilled, 10 more than the prompts have." in said
