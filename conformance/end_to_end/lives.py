@@ -158,17 +158,18 @@ class Tally:
         """Count the wrong answers of a server, and those that `why` names (`stated`: what it says
         by the log's lines and counts alone).
         """
-        both = list(zip(life.answers, alone, strict=True))
+        # An uncached run that did not answer in time says nothing of the reply.
+        both = [pair for pair in zip(life.answers, alone, strict=True) if pair[1].text]
         unlike = any(one.prompt != lone.prompt for one, lone in both if one.prompt and lone.prompt)
         if unlike and BUSY not in life.kinds:  # counts of an overwritten slot are another prompt's
             raise ValueError(f"{life.name}: the uncached server got another prompt")
         gaps = {id(answer): parting(answer.text, lone) for answer, lone in both}
-        self.counts["replies"] += sum(bool(answer.text) for answer in life.answers)
+        self.counts["replies"] += sum(bool(answer.text) for answer, _ in both)
         told = []
         accused = {number for finding in stated["wrong"] for number in finding["requests"]}
         for answer, request in paired(life.answers, stated["requests"]):
-            if request is None or not answer.text:  # a client that left, or got no answer at all
-                continue
+            if request is None or not answer.text or id(answer) not in gaps:
+                continue  # a client that left, or got no answer at all
             if request["number"] in accused and gaps[id(answer)] is None:
                 self.counts["sound, and named"] += 1
                 told.append(f"request {request['number']} is named, and its reply is the same")
@@ -184,7 +185,8 @@ class Tally:
         }
         wrong = []
         for answer, request in paired(life.answers, found["requests"]):
-            gap, number = gaps[id(answer)], None if request is None else request["number"]
+            gap = gaps.get(id(answer))
+            number = None if request is None else request["number"]
             if gap is None:
                 continue
             name = named.get(-1 if number is None else number)
