@@ -666,7 +666,12 @@ def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) 
 def _find_checkpoint(
     server: ServerContext, slot: Slot, task: Task, prefix: Prefix, refused: list[dict[str, Any]]
 ) -> Checkpoint | None:
-    """The newest checkpoint that passes (upstream: `std::find_if` from `rbegin`)."""
+    """The newest checkpoint that passes (upstream: `std::find_if` from `rbegin`).
+
+        slot         [ common with the prompt | other tokens ..... )
+        passes       [ its tokens ..... )
+        is refused   [ its tokens .................. )
+    """
     # Trap: the list is in order of creation, which may differ from that of length.
     candidates = slot.prompt.checkpoints[::-1]
     # #24035, later form: the longest one, in whatever order they were made.
@@ -746,6 +751,8 @@ def cut_memory(server: ServerContext, slot: Slot) -> None:
     """Remove the memory's tokens beyond the slot's; not every memory can.
 
     Upstream: `slot.mem.seq_rm(slot.id, p0, -1)`.
+
+        memory   [ cached ... p0 | removed ..... )
     """
     # Until #5420 a last token to recompute keeps its cell, and gets another one.
     task, p0 = slot.running, slot.prompt.n_tokens + (1 if slot.keeps_last_cell else 0)
