@@ -668,9 +668,9 @@ def _find_checkpoint(
 ) -> Checkpoint | None:
     """The newest checkpoint that passes (upstream: `std::find_if` from `rbegin`).
 
-        slot         [ common with the prompt | other tokens ..... )
-        passes       [ its tokens ..... )
-        is refused   [ its tokens .................. )
+    slot         [ common with the prompt | other tokens ..... )
+    passes       [ its tokens ..... )
+    is refused   [ its tokens .................. )
     """
     # Trap: the list is in order of creation, which may differ from that of length.
     candidates = slot.prompt.checkpoints[::-1]
