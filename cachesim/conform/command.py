@@ -15,12 +15,11 @@ from cachesim.errors import CachesimError, InputError
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.probe.command import Settings, status_line
+from cachesim.probe.command import Settings, plan_of, status_line, target_of
 from cachesim.probe.connection import BudgetError, Meter
-from cachesim.probe.outcome import Outcome, Plan
+from cachesim.probe.outcome import Outcome
 from cachesim.probe.profiles import VOCABULARY, Candidate
 from cachesim.probe.result import Result, rounding
-from cachesim.probe.shapes import Shapes
 from cachesim.probe.target import Target
 from cachesim.prove import workbench
 from cachesim.prove.hunt.loop import known_causes
@@ -125,28 +124,10 @@ def examined(
 ) -> Examined:
     """The verdicts on one server."""
     meter = Meter(settings.limits())
-    url, cold = settings.addresses()
-    target = Target(
-        meter,
-        url,
-        cold_url=cold,
-        start=settings.start,
-        may_erase=settings.may_erase,
-        words=settings.listed_words(),
-        chat=settings.chat,
-        key=settings.checked_key(),
-    )
+    target = target_of(settings, meter)
     try:
         served = replace(served, profile=served.profile or _profile_of(target))
-        plan = Plan(
-            seed=settings.seed,
-            alarms=settings.alarms,
-            longest=settings.longest,
-            repeats=not settings.no_repeats,
-            like=None if settings.like is None else Shapes.read(settings.like),
-            failures=settings.max_failures,
-            shrinking=SHRINKING,
-        )
+        plan = replace(plan_of(settings), shrinking=SHRINKING)
 
         def watch(outcome: Outcome) -> None:
             progress(f"{served.model}: {status_line(outcome, meter)}")

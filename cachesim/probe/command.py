@@ -162,14 +162,24 @@ class Finished:
     files: tuple[Path, ...]
 
 
-def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) -> Finished:
-    """Probe a server; every started process is ended, even after an error."""
-    meter = Meter(settings.limits())
+def plan_of(settings: Settings) -> Plan:
+    """What a search of a server is told."""
+    return Plan(
+        seed=settings.seed,
+        alarms=settings.alarms,
+        longest=settings.longest,
+        repeats=not settings.no_repeats,
+        like=None if settings.like is None else Shapes.read(settings.like),
+        failures=settings.max_failures,
+    )
+
+
+def target_of(settings: Settings, meter: Meter) -> Target:
+    """The server of some settings, started if they say how."""
     url, cold = settings.addresses()
-    shapes = None if settings.like is None else Shapes.read(settings.like)
     words, key = settings.listed_words(), settings.checked_key()
     try:
-        target = Target(
+        return Target(
             meter,
             url,
             cold_url=cold,
@@ -181,16 +191,15 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
         )
     except BudgetError as error:
         raise InputError(f"{error} before it was known how the server answers") from None
+
+
+def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) -> Finished:
+    """Probe a server; every started process is ended, even after an error."""
+    meter = Meter(settings.limits())
+    plan = plan_of(settings)
+    target = target_of(settings, meter)
     try:
         with _recording(settings.emit, target) as recorded:
-            plan = Plan(
-                seed=settings.seed,
-                alarms=settings.alarms,
-                longest=settings.longest,
-                repeats=not settings.no_repeats,
-                like=shapes,
-                failures=settings.max_failures,
-            )
             probe = Probe(target, meter, plan, lambda out: progress(status_line(out, meter)))
             outcome = probe.run()
         result = Result.of(target, outcome, probe.judge, settings.alarms)
