@@ -301,9 +301,36 @@ def imported_from_the_package(path: Path) -> Iterable[tuple[str, str]]:
             yield from ((node.module or "", name.name) for name in node.names)
 
 
+def names_defined_in(module: str) -> set[str]:
+    """Names that a module's file gives at its top level, read without importing it."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    names: set[str] = set()
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        match node:
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+            ):
+                names.add(name)
+            case ast.ImportFrom(names=imported):
+                names |= {alias.asname or alias.name for alias in imported}
+            case ast.Assign() | ast.AnnAssign():
+                names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return names
+
+
 def has(module: str, name: str) -> bool:
     """True if a module has a name, which may be a module below it."""
-    found = import_module(module)
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as absent:
+        # A package that only some users install: the file must still define the name.
+        if (absent.name or "").startswith(PROGRAMS):
+            raise
+        return name in names_defined_in(module)
     below = hasattr(found, "__path__") and find_spec(f"{module}.{name}") is not None
     return below or hasattr(found, name)
 
