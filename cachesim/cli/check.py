@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from cyclopts import Parameter
 from rich.console import RenderableType
@@ -18,6 +18,8 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, options
 from cachesim.cli.findings import (
     NOTHING_RUN,
+    compared_json,
+    known_of,
     print_comparison,
     print_parts,
     print_search,
@@ -25,18 +27,22 @@ from cachesim.cli.findings import (
 )
 from cachesim.cli.jobs import crew, processes, processors, setting
 from cachesim.cli.like import OWN_LAYERS, nearest_preset, scenarios_like
-from cachesim.cli.outputs import page_at, progress, write_page
-from cachesim.cli.plan import WORDS, Plan
+from cachesim.cli.outputs import output_at, page_at, progress, write, write_page
+from cachesim.cli.plan import WORDS, Collected, Plan
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
 from cachesim.prove.hunt.loop import ProvenFinding, hunt
 from cachesim.prove.hunt.proof import Prover, prover_of
-from cachesim.prove.hunt.report import write
+from cachesim.prove.hunt.report import write as write_report
 from cachesim.prove.playing import comparing
 from cachesim.report.document import Heading
+from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Kind
+from cachesim.suites import junit, sarif
+from cachesim.testing.baseline import FIRST_BYTES, Baseline, written
+from cachesim.testing.baseline import read as read_baseline
 from cachesim.testing.search import (
     Comparison,
     Report,
@@ -109,6 +115,9 @@ LEAKED_EXAMPLES: Final = 1000
 
 WITHOUT_END: Final = 10**9
 
+COMPARED: Final = 0.3
+"""Share of the time in which two profiles are compared; the rest is a search for new causes."""
+
 
 Hands: TypeAlias = tuple[Executor | None, int]
 """Map over worker processes, and their number."""
@@ -155,27 +164,45 @@ Examples: TypeAlias = Annotated[
 ]
 
 
+Against: TypeAlias = Annotated[
+    str | None,
+    Parameter(
+        help="A second profile, such as the release that you patch: compared on the same "
+        "workloads. Then fail only for causes that it does not show."
+    ),
+]
+Named: TypeAlias = Annotated[
+    str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal; or as --profile.")
+]
+Minutes: TypeAlias = Annotated[
+    float | None, Parameter(help="Search for at most this many minutes; 10 with --prove.")
+]
+Everything: TypeAlias = Annotated[
+    bool, Parameter("--all", help="Continue past findings, and group them by cause.")
+]
+Known: TypeAlias = Annotated[
+    Path | None, Parameter(help="Fail only for causes that this file does not have.")
+]
+Saved: TypeAlias = Annotated[
+    Path | None, Parameter(help="Write the causes that were found to this file.")
+]
+
+
 def check_command(
-    *profiles: Annotated[
-        str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal; or as --profile.")
-    ],
+    *profiles: Named,
     profile: options.Profiles = None,
     prove: Prove = False,
-    against: Annotated[
-        str | None, Parameter(help="A second profile, compared on the same workloads.")
-    ] = None,
+    against: Against = None,
     model: Models = None,
     settings: options.Settings = None,
+    baseline: Known = None,
+    save_baseline: Saved = None,
     examples: Examples = None,
-    minutes: Annotated[
-        float | None, Parameter(help="Search for at most this many minutes; 10 with --prove.")
-    ] = None,
+    minutes: Minutes = None,
     scope: SmallScope = None,
     like: Like = None,
     find: Found = "wrong",
-    everything: Annotated[
-        bool, Parameter("--all", help="Continue past findings, and group them by cause.")
-    ] = False,
+    everything: Everything = False,
     require: Required = None,
     emit: Annotated[Path | None, Parameter(help="Write counterexamples to this folder.")] = None,
     export: options.Tests = None,
@@ -183,7 +210,7 @@ def check_command(
     arithmetic: options.JudgingArithmetic = "ring",
     jobs: options.Jobs = None,
     dask: options.Dask = None,
-    format: options.TextOrJson = "text",
+    format: options.TestFormat = "text",
     report: options.Page = None,
 ) -> int:
     """Search random workloads for wrong answers; --prove them.
@@ -198,8 +225,12 @@ def check_command(
         examples = examples or (None if minutes else LEAKED_EXAMPLES)
     drawn: dict[str, object] = {"--against": against, "--examples": examples}
     drawn["--find"] = find != "wrong"
+    gates = {"--baseline": baseline, "--save-baseline": save_baseline}
     if prove:
-        options.refuse_beside("--prove", {"--arithmetic": arithmetic != "ring"})
+        options.refuse_beside("--prove", gates | {"--arithmetic": arithmetic != "ring"})
+    other = _released(against, chosen)
+    known = _known(baseline, other)
+    saved = output_at(save_baseline, "--save-baseline", FIRST_BYTES)
     models = tuple(model or ())
     if prove and like is None and scope is None:
         refused = {"--set": settings, "--all": everything, "--dask": dask}
@@ -211,17 +242,20 @@ def check_command(
         examples = WITHOUT_END
     if examples is None:
         examples = EXAMPLES if minutes is None else WITHOUT_END
-    shape = shape_for(settings or (), compared=against is not None, leak=find == "leak")
+    shape = shape_for(settings or (), leak=find == "leak")
     if like is not None:
         options.refuse_beside("--like", {"--against": against, "--find leak": find == "leak"})
         chosen, model, shape, summary = _around(like, chosen, model, shape)
         if format == "text":
             print_parts(printed, Text(summary))
+    if format == "text":
+        print_parts(printed, *map(Text, known_of(chosen)))
     status, told = AS_EXPECTED, list[dict[str, Json]]()
+    collected = Collected()
     for fromkey in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
             profiles=chosen,
-            against=None if against is None else Profile.parse(against),
+            against=other,
             model=fromkey,
             models=models,
             examples=examples,
@@ -238,14 +272,54 @@ def check_command(
             dask=dask,
             printed=printed,
             scope=scope,
-            told=told if format == "json" else None,
+            told=told if format != "text" else None,
             prove=prove,
+            baseline=known,
+            saves=saved is not None,
+            collected=collected,
+            grouped=known is not None or saved is not None or format in {"junit", "sarif"},
         )
         status |= _carried_out(plan)
-    if format == "json":
-        sys.stdout.write(json.dumps({"format": 1, "searches": told}, indent=1) + "\n")
+    if format != "text":
+        sys.stdout.write(_formatted(format, told, collected, known) + "\n")
+    if saved is not None:
+        write(saved, written(collected.searched))
     write_page(page, "cachesim check", [Heading("cachesim check"), *printed])
     return status
+
+
+def _released(against: str | None, chosen: Sequence[Profile]) -> Profile | None:
+    """The second profile, which may be a release alone."""
+    if against is None:
+        return None
+    return full_profile(chosen[0].engine if chosen else "", against)
+
+
+def _known(file: Path | None, release: Profile | None) -> Baseline | None:
+    """What a gate lets pass; None for a search that fails for anything."""
+    known = None if file is None else read_baseline(file)
+    if release is None:
+        return known
+    known = known or Baseline()
+    return replace(known, releases=(*known.releases, release))
+
+
+def _formatted(
+    format: Literal["json", "junit", "sarif"],
+    told: Sequence[Json],
+    collected: Collected,
+    known: Baseline | None,
+) -> str:
+    """All searches, for another program."""
+    if format == "json":
+        comparisons: dict[str, Json] = {}
+        if collected.compared:
+            comparisons["comparisons"] = list(collected.compared)
+        return json.dumps({"format": 1, "searches": list(told), **comparisons}, indent=1)
+    if format == "junit":
+        return junit("cachesim check", collected.suites)
+    rules = {cause.name: str(cause) for search in collected.searched for cause in search.causes}
+    return sarif(collected.suites, rules, compared=known is not None)
 
 
 def _refuse_unknown(models: Sequence[str], known: Iterable[str]) -> None:
@@ -289,19 +363,15 @@ def _default_model(profiles: Sequence[Profile]) -> str:
     return "hybrid"
 
 
-def shape_for(settings: Sequence[str], *, compared: bool = False, leak: bool = False) -> Shape:
-    """Shape of workloads with every feature; `compared` ones are those of two profiles.
+def shape_for(settings: Sequence[str], *, leak: bool = False) -> Shape:
+    """Shape of workloads with every feature; facts that may leak are drawn before they are run."""
+    fixed = dict(map(setting, settings))
+    return Shape(fixed=fixed, incidents=True, chats=True, cancels=False, guided=not leak)
 
-    Workloads of a comparison, and facts that may leak, are drawn before they are run.
-    """
-    every = not compared
-    return Shape(
-        fixed=dict(map(setting, settings)),
-        incidents=every,
-        chats=every,
-        cancels=compared,
-        guided=every and not leak,
-    )
+
+def of_two(shape: Shape) -> Shape:
+    """Shape of workloads of two profiles: drawn first, so that neither's state decides them."""
+    return replace(shape, incidents=False, chats=False, cancels=True, guided=False)
 
 
 def _carried_out(plan: Plan) -> int:
@@ -309,7 +379,6 @@ def _carried_out(plan: Plan) -> int:
     if plan.against is not None:
         for profile in plan.profiles:
             status |= _compare(profile, plan.against, plan)
-        return status
     with _hands(plan) as hands:  # begin once for all profiles
         for profile in plan.profiles:
             status |= (_survey if plan.goes_on else _search)(profile, plan, hands)
@@ -359,9 +428,10 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
     def report(finding: ProvenFinding) -> None:
         if finding.result.confirmed and plan.emit is not None:
             number, where = len(reports) + 1, prover_of(profile, ()).where
-            reports[finding.cause] = write(finding, profile, plan.emit, number, where)
+            reports[finding.cause] = write_report(finding, profile, plan.emit, number, where)
 
     with bar(f"{profile} {plan.called}", budget, plan.examples) as going:
+        known = set[Cause]()
         if plan.prove:
             findings = hunt(
                 profile,
@@ -379,12 +449,17 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
             found = task()
             order = [cause for cause, _ in found.counts.most_common()]
             small = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
+            knows = (plan.baseline or Baseline()).knows
+            passes = partial(knows, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
+            known = {cause for cause in order if passes(cause, found.first[cause].scenario)}
             do = map if pool is None else pool.map
-            shrunk = do(small, order, [found.first[cause] for cause in order])
-            smallest = dict(zip(order, shrunk, strict=True))
+            new = [cause for cause in order if cause not in known]
+            shrunk = do(small, new, [found.first[cause] for cause in new])
+            smallest = dict(zip(new, shrunk, strict=True))
+            known |= {cause for cause, one in smallest.items() if passes(cause, one.scenario)}
         found.report.rate = budget.rate(found.report.workloads)
     found.report.model = plan.called
-    return print_survey(found, smallest, plan, scope, proven=proven, reports=reports)
+    return print_survey(found, smallest, plan, scope, proven=proven, reports=reports, known=known)
 
 
 @contextmanager
@@ -408,10 +483,16 @@ def _pool(count: int) -> Iterator[Hands]:
 
 
 def _compare(one: Profile, other: Profile, plan: Plan) -> int:
-    budget = Budget(plan.minutes)
+    """Which of two profiles reuses more, in a share of the time; what is wrong, the search says."""
+    budget = Budget(plan.minutes and plan.minutes * COMPARED)
+    shape = of_two(plan.shape)
     with bar(f"{one} against {other}, {plan.model}", budget, plan.examples) as going:
-        found = compare(one, other, plan.model, **plan.how, going=going)
+        found = compare(one, other, plan.model, **plan.how | {"shape": shape}, going=going)
     if not (found.workloads or budget.left()):
-        print_parts(plan.printed, Text(f"{one} against {other}"), Text(f"  {NOTHING_RUN}"))
+        if plan.told is None:
+            print_parts(plan.printed, Text(f"{one} against {other}"), Text(f"  {NOTHING_RUN}"))
         return NOT_AS_EXPECTED
-    return print_comparison(found, plan.printed)
+    if plan.told is None:
+        return print_comparison(found, plan.printed)
+    plan.collected.compared.append(compared_json(found))
+    return AS_EXPECTED

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 from rich.console import RenderableType
@@ -54,9 +54,7 @@ def conform_command(
     emit: Annotated[
         Path, Parameter(help="Write reports and scenarios of violations to this folder.")
     ] = Path("conform"),
-    format: Annotated[
-        Literal["text", "json", "junit", "sarif"], Parameter(help="How to print.")
-    ] = "text",
+    format: options.TestFormat = "text",
     report: options.Page = None,
 ) -> int:
     """Hold a real server against the laws of a cache, and print a table.

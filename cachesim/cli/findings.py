@@ -1,7 +1,7 @@
 """What a search has found, for the terminal, a page and JSON."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,9 @@ from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.labels import label_of_release, rules_of
+from cachesim.scenario.labels import confirmed_on, label_of_release, rules_of
+from cachesim.suites import Case, Failure, Suite
+from cachesim.testing.baseline import Searched
 from cachesim.testing.facts import with_texts
 from cachesim.testing.scope import WholeScope, described
 from cachesim.testing.search import (
@@ -40,6 +42,12 @@ from cachesim.typed import Json
 
 NOTHING_RUN: Final = "the time was over before a workload ended, so nothing was checked"
 """Printed instead of a result; the exit status is that of a failed check."""
+
+SEARCH: Final = "search"
+"""The case that a search is in a report of tests, whatever it finds."""
+
+LISTED: Final = 3
+"""Names of known scenarios that are printed."""
 
 
 def print_search(report: Report, plan: Plan, scope: WholeScope | None = None) -> int:
@@ -66,22 +74,27 @@ def print_survey(
     *,
     proven: Mapping[Cause, ProvenFinding],
     reports: Mapping[Cause, Path],
+    known: Collection[Cause] = (),
 ) -> int:
     """Print each cause with its count, its smallest workload, and the real engine's answer."""
     report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")
     lines = _played(report, scope)
-    causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
+    plan.collected.searched.append(
+        Searched(profile=str(report.profile), model=report.model, causes=(*smallest, *known))
+    )
+    new = {cause: shown for cause, shown in smallest.items() if cause not in known}
     if report.workloads:
-        lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
-    told = []
-    for number, (cause, shown) in enumerate(smallest.items(), 1):
+        lines.append(f"  {_summary(len(new), plan, nothing)}")
+    told, cases = [], [Case(name=SEARCH)]
+    for number, (cause, shown) in enumerate(new.items(), 1):
         count = found.counts[cause]
-        often = f"{count} workloads" if count != 1 else "one workload"
-        lines.append(f"  {number}. {cause} ({often})")
+        lines.append(f"  {number}. {cause} ({_often(count)})")
+        lines += [f"    name: {cause.name}"] if plan.grouped else []
         scenario = shown.scenario
         one = replace(shown, scenario=replace(scenario, name=f"{scenario.name}-{number}"))
         lines += [f"  {line}" for line in story(one, report.profile)]
-        data = _told(one, report.profile) | {"cause": str(cause), "workloads": count}
+        data = _told(one, report.profile)
+        data |= {"cause": str(cause), "name": cause.name, "workloads": count}
         if (finding := proven.get(cause)) is not None:
             where, proof = prover_of(report.profile, ()).where, finding.result
             lines += [f"    on {where}: {proof.seen}", f"    evidence: {proof.evidence}"]
@@ -95,9 +108,50 @@ def print_survey(
             lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
         lines += [f"  {line}" for line in _exported(one, report.profile, plan.export)]
         told.append(data)
+        evidence = "\n".join((str(cause), *(line.strip() for line in story(one, report.profile))))
+        failure = Failure(sentence=f"{cause}: {shown.finding.detail}", evidence=evidence)
+        cases.append(Case(name=cause.name, failures=(failure,), file=reports.get(cause)))
+    for cause in sorted(known):
+        often = _often(found.counts[cause])
+        lines.append(f"  known: {cause} ({often}), {cause.name}")
+        failure = Failure(sentence=str(cause), evidence=f"known: {cause} ({often})")
+        cases.append(Case(name=cause.name, failures=(failure,), known=True))
     confirmed = any(finding.result.confirmed for finding in proven.values())
-    failed = confirmed if plan.hunts else bool(told)
-    return _print_report(lines, report, plan, scope, told, failed=failed)
+    failed = (
+        confirmed if plan.hunts else bool(told) and (plan.baseline is not None or not plan.saves)
+    )
+    status = _print_report(lines, report, plan, scope, told, failed=failed, known=known)
+    if status != AS_EXPECTED and not failed:  # nothing ran, or not what was required
+        short = Failure(sentence=lines[-1].strip(), evidence="\n".join(lines))
+        cases[0] = replace(cases[0], failures=(short,))
+    name = f"{report.profile}, {report.model}"
+    suite = Suite(name=name, model=report.model, cases=tuple(cases), seconds=report.seconds)
+    plan.collected.suites.append(suite)
+    return status
+
+
+def known_of(profiles: Sequence[Profile]) -> Iterator[str]:
+    """What is known of releases before anything is searched: what was confirmed on the real one."""
+    for profile in dict.fromkeys(replace(profile, patches=()) for profile in profiles):
+        named = confirmed_on(profile)
+        if named:
+            more = f" and {len(named) - LISTED} more" if len(named) > LISTED else ""
+            yield (
+                f"known of {profile}: {counted(len(named), 'shipped scenario')} with a wrong answer"
+                f" or a crash on the real engine: {', '.join(named[:LISTED])}{more}"
+            )
+
+
+def _summary(new: int, plan: Plan, nothing: str) -> str:
+    if plan.baseline is not None:
+        return f"{counted(new, 'new cause')}" if new else f"nothing new is {nothing}"
+    if new:
+        return f"{new} distinct causes" if new != 1 else "one cause"
+    return f"nothing {nothing} was found"
+
+
+def _often(count: int) -> str:
+    return f"{count} workloads" if count != 1 else "one workload"
 
 
 def _played(report: Report, scope: WholeScope | None) -> list[str]:
@@ -138,6 +192,7 @@ def _print_report(
     findings: Sequence[Json],
     *,
     failed: bool,
+    known: Collection[Cause] = (),
 ) -> int:
     status = AS_EXPECTED if report.workloads and not failed else NOT_AS_EXPECTED
     lines += [] if report.workloads or findings else [f"  {NOTHING_RUN}"]
@@ -161,6 +216,7 @@ def _print_report(
             "failed": dict(report.failed),
             "scope": None if scope is None else scope.as_json(report),
             "findings": list(findings),
+            "known": {cause.name: str(cause) for cause in sorted(known)},
         }
     )
     return status
@@ -245,5 +301,22 @@ def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
         for line in _evidence(side.profile)
     )
     print_parts(printed, table, *map(Text, (*found.verdict, *evidence)))
-    failed = any(side.wrong or side.crashed for side in (found.one, found.other))
-    return NOT_AS_EXPECTED if failed else AS_EXPECTED
+    return AS_EXPECTED
+
+
+def compared_json(found: Comparison) -> dict[str, Json]:
+    """A comparison's totals."""
+    return {
+        "workloads": found.workloads,
+        "requests": found.requests,
+        "prompt_tokens": found.prompt_tokens,
+        "profiles": {
+            str(side.profile): {
+                "cached": side.cached,
+                "reuses_more": side.more,
+                "wrong": side.wrong,
+                "crashes": side.crashed,
+            }
+            for side in (found.one, found.other)
+        },
+    }

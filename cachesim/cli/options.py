@@ -91,6 +91,9 @@ AnyFormat: TypeAlias = Annotated[Format, Parameter(name="--format", help="How to
 TextOrJson: TypeAlias = Annotated[
     Literal["text", "json"], Parameter(name="--format", help="How to print.")
 ]
+TestFormat: TypeAlias = Annotated[
+    Literal["text", "json", "junit", "sarif"], Parameter(name="--format", help="How to print.")
+]
 Page: TypeAlias = Annotated[
     Path | None, Parameter(name="--report", help="Write the report as one HTML page.")
 ]

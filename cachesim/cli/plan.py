@@ -15,6 +15,8 @@ from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ALL_PRESETS
 from cachesim.play.findings import EXERCISED
+from cachesim.suites import Suite
+from cachesim.testing.baseline import Baseline, Searched
 from cachesim.testing.scope import WholeScope
 from cachesim.testing.survey import (
     Find,
@@ -26,6 +28,15 @@ WORDS: Final = ("reuse", *EXERCISED, "refusal")
 """Values of `--require`."""
 
 MOST_MINUTES: Final = 7 * 24 * 60
+
+
+@dataclass(slots=True)
+class Collected:
+    """What all searches of a command have found, for files and for other programs."""
+
+    searched: list[Searched] = field(default_factory=list)
+    suites: list[Suite] = field(default_factory=list)
+    compared: list[dict[str, Json]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,10 @@ class Plan:
     told: list[dict[str, Json]] | None = None  # in place of text
     prove: bool = False  # run each cause on the real engine
     models: tuple[str, ...] = ()  # of a hunt; none: all that the real engine loads
+    baseline: Baseline | None = None  # causes that fail nothing
+    saves: bool = False  # a baseline, whose causes fail nothing
+    collected: Collected = field(default_factory=Collected)
+    grouped: bool = False  # by cause, for what a gate or a test run wants
 
     def __post_init__(self) -> None:
         if not self.profiles:
@@ -70,7 +85,7 @@ class Plan:
         for unknown in sorted(self.require - set(WORDS)):
             raise InputError(f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}")
         if self.against is not None:
-            options.refuse_beside("--against", {"--require": self.require, "--emit": self.emit})
+            options.refuse_beside("--against", {"--find": self.find != "wrong"})
         if self.minutes is not None and not 0 < self.minutes <= MOST_MINUTES:
             msg = f"--minutes is {self.minutes}; write a number above 0, up to {MOST_MINUTES}"
             raise InputError(msg)
@@ -82,11 +97,6 @@ class Plan:
         check_whole("--examples", self.examples, 1)
         if self.against is not None and self.dask is not None:
             msg = "--dask is for a search; --against compares on this machine: give one of them"
-            raise InputError(msg)
-        if self.against is not None and self.told is not None:
-            raise InputError("--format json is for a search; leave it out beside --against")
-        if self.against is not None and self.goes_on:
-            msg = "--against compares two profiles; --all and --find search one: give one of them"
             raise InputError(msg)
         for profile in self.profiles:
             if self.against is not None and self.against.engine != profile.engine:
@@ -105,7 +115,7 @@ class Plan:
     @property
     def goes_on(self) -> bool:
         """True if the search continues after findings, grouped by cause."""
-        return self.everything or self.find == "lost" or self.prove
+        return self.everything or self.find == "lost" or self.prove or self.grouped
 
     def scope_of(self, profile: Profile) -> WholeScope | None:
         """The small scope to be run whole, if asked for."""

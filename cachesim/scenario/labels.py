@@ -127,6 +127,18 @@ def _rows() -> tuple[Mapping[str, str], ...]:
         return tuple(csv.DictReader(rows))
 
 
+def confirmed_on(profile: Profile) -> tuple[str, ...]:
+    """The shipped scenarios with a wrong answer or an end that the real release showed."""
+    folder = shipped_folder()
+    here = folder and folder / profile.engine
+    return tuple(
+        row["scenario"]
+        for row in _rows()
+        if here and row["release"] == profile.release and row["confirmed"]
+        if (here / f"{row['scenario']}.toml").is_file()
+    )
+
+
 @cache
 def _agreeing() -> frozenset[tuple[str, str]]:
     """Scenarios, by digest, and releases on which every step was as on the real engine."""

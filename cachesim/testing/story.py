@@ -24,8 +24,9 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
     lines.append(f"    a server of {profile}, {flags or 'all flags default'}{model}")
     seen: list[tuple[int, ...]] = []
     for index, step in enumerate(scenario.step):
+        mark = "  <- " + found.finding.detail if index == found.finding.step else ""
         if step.do != "complete":
-            lines.append(f"    {deed(step)}")
+            lines.append(f"    {deed(step)}{mark}")
             continue
         prompt = _tokens(step.prompt, scenario)
         text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
@@ -41,7 +42,6 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
         wishes += "" if step.cache_prompt else ", nothing from cache"
         wishes += "".join(f", with {key} = {_plain(value)}" for key, value in step.options.items())
-        mark = "  <- " + found.finding.detail if index == found.finding.step else ""
         lines.append(
             f"    {step.name}: {text}{shared}, "
             f"{len(step.reply or ())} generated{wishes}{together}{mark}"

@@ -79,6 +79,13 @@ class Cause:
     def __str__(self) -> str:
         return f"{self.kind}: {'; '.join(self.marks)}"
 
+    @property
+    def name(self) -> str:
+        """Its name in baselines and reports of tests: the same in every run."""
+        marks = self.cure or "; ".join(self.marks)
+        words = ["-".join(re.findall(r"[a-z0-9]+", text.lower())) for text in (self.kind, marks)]
+        return ".".join(words)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:

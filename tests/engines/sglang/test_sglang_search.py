@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from cachesim.cli.check import EXAMPLES, shape_for
+from cachesim.cli.check import EXAMPLES, of_two, shape_for
 from cachesim.engines import Profile
 from cachesim.play.findings import play
 from cachesim.scenario.format import Kind, Model, Scenario, Server, Step
@@ -146,7 +146,7 @@ def test_the_orphan_of_write_back_ends_the_process_and_is_not_called_a_lost_slot
     pool that its function left half freed.
     """
     back = ("hicache_write_policy=write_back", "hicache_ratio=1.0", "max_total_tokens=160")
-    shape = shape_for(("enable_hierarchical_cache=true", *back), compared=True)
+    shape = of_two(shape_for(("enable_hierarchical_cache=true", *back)))
     found = search(
         Profile.parse("sglang@0.5.9"), "dense", examples=EXAMPLES, shape=shape
     ).counterexample
