@@ -50,7 +50,7 @@ class Worker(Protocol):
 def requests_of(source: Source) -> tuple[list[Any], list[str]]:
     """The requests as the scheduler's steps, and as lines of a Mooncake trace with blocks of 16."""
     unit, found = source.open()
-    scale = source.scaling(unit)
+    scale = source.scale
     numbers: dict[int, int] = {}
     steps, lines = [], []
     for at, (request, prompt, reply) in enumerate(scaled(found, unit, scale)):

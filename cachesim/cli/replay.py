@@ -52,8 +52,8 @@ class TraceFlags:
         ),
     ] = None
     scale: Annotated[
-        int | None, Parameter(help="Trace tokens per simulated one; by default a block becomes 16.")
-    ] = None
+        int, Parameter(help="Trace tokens per simulated one: a first look, with other shares.")
+    ] = 1
     unit: Annotated[int, Parameter(help="Tokens per block; 0: as in the first request.")] = 0
     first: Annotated[int | None, Parameter(help="Replay this many requests; all by default.")] = (
         None

@@ -3,15 +3,17 @@ what a limit in bytes counts of a replay.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
-from cachesim.engines.family import Profile, family_of
+from cachesim.engines.family import Family, Profile, family_of
 from cachesim.engines.held import sizes_of
 from cachesim.engines.option import bytes_of_text
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.spec import ModelSpec
+from cachesim.typed import Value
 
 MEMORY: Final = "memory"
 """The name beside a server's flags that gives the bytes of its pools."""
@@ -20,6 +22,15 @@ SET: Final = frozenset(
     {"num_gpu_blocks_override", "max_total_tokens", "max_mamba_cache_size", "ctx_size"}
 )
 """Flags that the memory decides."""
+
+ROOM: Final = ("num_gpu_blocks_override", "max_total_tokens", "ctx_size", "n_ctx")
+"""Flags that decide how long a request may be; of these an engine has one."""
+
+COARSE: Final = 256
+"""What such a flag is a multiple of."""
+
+STEP: Final = 1024
+"""Tokens to which the room for the longest request is rounded, one step beyond it."""
 
 LONGEST: Final[Mapping[str, int]] = {"max_model_len": -1, "context_length": 1 << 24}
 """Flags that are checked against the pools, and do not size them, with their values for a trace
@@ -47,6 +58,62 @@ def longest_of(engine: Engine) -> dict[str, int]:
     """The flags that limit a request, with the values that the pools leave."""
     options = getattr(engine, "options", None)
     return {name: getattr(options, name) for name in LONGEST if hasattr(options, name)}
+
+
+FIRST_LOOK: Final = (
+    "scaled down {}:1, for a first look: what an engine counts in tokens (blocks, ubatches, "
+    "chunks, checkpoints) is not divided, so shares differ from those of the whole trace, and "
+    "perhaps their order; leave out --scale for exact counts"
+)
+
+
+def longest_in(family: Family[Any, Any]) -> dict[str, int]:
+    """`LONGEST`, as far as an engine has the flags."""
+    has = {option.name for option in family.table()}
+    return {name: value for name, value in LONGEST.items() if name in has}
+
+
+def room_for(
+    tokens: int, profile: Profile, model: ModelSpec, given: Mapping[str, Any]
+) -> dict[str, int]:
+    """The flag with which a server takes a request of so many tokens; none if it does already."""
+    flags = {**longest_in(family_of(profile.engine)), **given}
+    return _room_for(tokens, profile, model, tuple(sorted(flags.items())))
+
+
+@lru_cache(maxsize=256)
+def _room_for(
+    tokens: int, profile: Profile, model: ModelSpec, given: tuple[tuple[str, Any], ...]
+) -> dict[str, int]:
+    """The flag, by halves.
+
+    default   2 x   4 x   8 x           the least value that is enough
+                        <- halved ->
+    """
+    family = family_of(profile.engine)
+    flag = next((option.name for option in family.table() if option.name in ROOM), None)
+    if flag is None or flag in dict(given):
+        return {}
+
+    def room(**more: int) -> int:
+        flags = {**dict(given), **more}
+        options: Value = family.read(profile, flags)
+        if hasattr(options, "n_ctx"):  # divided among slots, or one of its own for each
+            return int(getattr(options, "n_ctx_slot", options.n_ctx))
+        made = Engine.create(profile, model=model, options=flags, arithmetic="counts")
+        return made.longest() or tokens + 1
+
+    if room() > tokens:
+        return {}
+    wanted, low = (tokens // STEP + 2) * STEP, 1
+    high = int(getattr(family.read(profile, dict(given)), flag))
+    while room(**{flag: high}) < wanted:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = room(**{flag: middle}) >= wanted
+        low, high = (low, middle) if enough else (middle, high)
+    return {flag: -(-high // COARSE) * COARSE}
 
 
 def pools(engine: Engine, memory: int) -> dict[str, int]:

@@ -4,7 +4,6 @@
 
     [[trace]]
     file  = "conversation_trace.jsonl"     # or: made = 100000, or made = "agents:100000"
-    scale = 32
 
     [[server]]
     profile = ["vllm@0.30.0", "vllm@0.33.0"]
@@ -49,7 +48,7 @@ MOST_CELLS: Final = 100_000
 READ: Final[Mapping[str, int | None]] = {
     "unit": 0,
     "first": None,
-    "scale": None,
+    "scale": 1,
     "replies": None,
     "turn": 0,
     "remember": None,

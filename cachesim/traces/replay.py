@@ -27,13 +27,16 @@ from cachesim.model.spec import RECURRENT_KINDS, ModelSpec, Sizes
 from cachesim.play.loop import EndlessError, Loop, handled
 from cachesim.traces.fleet.fleet import Fleet
 from cachesim.traces.memory import (
+    FIRST_LOOK,
     KINDS,
     LONGEST,
     MEMORY,
     bytes_of,
+    longest_in,
     longest_of,
     memory_in,
     pools,
+    room_for,
     sentence_of,
 )
 from cachesim.traces.reading import TraceRequest
@@ -321,9 +324,7 @@ class Cell:
         profile = Profile.parse(self.profile)
         family = family_of(profile.engine)
         quiet = {family.records_provenance: False} if family.records_provenance else {}
-        has = {option.name for option in family.table()}
-        longest = {name: value for name, value in LONGEST.items() if name in has}
-        options = {**longest, **self.own, **self.pools(), **quiet}
+        options = {**longest_in(family), **self.own, **self.pools(), **self.room(), **quiet}
         options |= family.chosen(profile, options, scale=self.scale)
         model = self.spec()
         if vocabulary is not None:
@@ -365,25 +366,33 @@ class Cell:
         engine = Engine.create(self.profile, model=self.spec(), options=flags, arithmetic="counts")
         return pools(engine, memory)
 
+    def room(self) -> dict[str, int]:
+        """The flag that follows from the trace's longest request, unless it or the memory is given.
+
+        A real server refuses to start with a pool, or is given a context, that is too small for it.
+        """
+        if memory_in(dict(self.options)) is not None or self.own.keys() & LONGEST.keys():
+            return {}
+        profile, wanted, most = Profile.parse(self.profile), self.source.longest(), self.longest()
+        return room_for(min(wanted, most or wanted), profile, self.spec(), self.own)
+
     def spec(self) -> ModelSpec:
         """The model, with the user's bytes if given."""
         spec = preset(self.model)
         if self.measured is None:
             return spec
-        scale = self.source.scaling(self.source.open()[0])
-        return self.measured.over(spec, scale, Profile.parse(self.profile).engine)
+        return self.measured.over(spec, self.scale, Profile.parse(self.profile).engine)
 
     @property
     def scale(self) -> int:
         """Tokens of the trace that are replayed as one."""
-        return self.source.scaling(self.source.open()[0])
+        return self.source.scale
 
     def longest(self) -> int:
         """Replayed tokens of a request at most by the model's config; 0 if not known."""
         if self.measured is None or not isinstance(self.measured.sizes, Memory):
             return 0
-        scale = self.source.scaling(self.source.open()[0])
-        return self.measured.sizes.longest(Profile.parse(self.profile).engine) // scale
+        return self.measured.sizes.longest(Profile.parse(self.profile).engine) // self.scale
 
     def requests(self) -> Iterator[PendingRequest]:
         """The requests as clients send them."""
@@ -587,7 +596,7 @@ def _outcome(
     cell: Cell, found: Replayed, over: Timeline, counted: dict[str, Any] | None
 ) -> dict[str, Any]:
     return {
-        "scale": cell.source.scaling(cell.source.open()[0]),
+        "scale": cell.source.scale,
         **found.as_dict(),
         "held": over.as_dict(),
         "bytes": counted,
@@ -597,7 +606,7 @@ def _outcome(
 
 def bytes_counted(cell: Cell, evictions: int) -> dict[str, Any]:
     """Bytes counted by the limits in bytes, and the evictions for them."""
-    scale, limits = cell.source.scaling(cell.source.open()[0]), limits_of(cell.profile, cell.own)
+    scale, limits = cell.source.scale, limits_of(cell.profile, cell.own)
     by = None if cell.measured is None else cell.measured.by
     counted = bytes_of(cell.profile, limits, cell.spec(), scale, by)
     counted["evictions"] = evictions
@@ -614,7 +623,7 @@ class Reader:
     def requests(self, source: Source) -> Iterator[PendingRequest]:
         """The requests that follow."""
         unit, found = source.open()
-        scale, left = source.scaling(unit), islice(found, self.read, None)
+        scale, left = source.scale, islice(found, self.read, None)
         for request, prompt, reply in scaled(left, unit, scale, source.replies, self.read):
             self.read += 1
             yield PendingRequest(
@@ -711,7 +720,7 @@ def _bound(source: Source) -> Iterator[Replayed]:
     found, known = Replayed(), Known(source.remember)
     unit, requests = source.open()
     for request in requests:
-        blocks = blocks_of(request, unit, source.scaling(unit))
+        blocks = blocks_of(request, unit, source.scale)
         length = sum(size for _, size in blocks)
         equal = known.add(blocks, request.kept)
         found.add_trace(request)
@@ -727,10 +736,12 @@ def limit_notes(cell: Cell, found: Replayed) -> Iterator[str]:
         return
     yield from _pool_note(cell)
     yield from _device_note(cell)
+    if cell.scale > 1:
+        yield FIRST_LOOK.format(cell.scale)
     most, by = cell.longest(), cell.measured.by if cell.measured else ""
     if not found.refused or not most:
         return
-    scale = cell.source.scaling(cell.source.open()[0])
+    scale = cell.source.scale
     for name, value in longest_of(cell.engine()).items():
         if value == most and name not in cell.own:
             yield (
@@ -740,6 +751,12 @@ def limit_notes(cell: Cell, found: Replayed) -> Iterator[str]:
 
 
 def _pool_note(cell: Cell) -> Iterator[str]:
+    for name, value in cell.room().items():
+        wanted, unit = cell.source.longest(), "" if cell.scale == 1 else " as simulated"
+        yield (
+            f"{cell.profile}: {name} = {value:,}, for the longest request of the trace "
+            f"({wanted:,} tokens{unit}); --set {name}=N sets that of your server"
+        )
     pools = cell.pools()
     if pools:
         flags = " and ".join(f"{name} = {value:,}" for name, value in pools.items())

@@ -364,8 +364,7 @@ def _bytes(cell: Cell) -> tuple[int, int]:
     """Bytes of a token as simulated, and of a state."""
     if cell.measured is None:
         return 0, 0
-    unit, _ = cell.source.open()
-    spec = cell.measured.over(preset(cell.model), cell.source.scaling(unit), "a policy")
+    spec = cell.measured.over(preset(cell.model), cell.source.scale, "a policy")
     token, window, state = sizes_of(spec)
     if window:
         msg = f"{cell.profile}: the model has windows, whose blocks these policies do not keep"
@@ -385,7 +384,7 @@ def paths_of(request: PendingRequest, unit: int, scale: int) -> tuple[Path, Path
 def play_policy(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
     """Replay a cell on a policy."""
     unit, _ = cell.source.open()
-    scale, (token, state) = cell.source.scaling(unit), _bytes(cell)
+    scale, (token, state) = cell.source.scale, _bytes(cell)
     memory = memory_in(dict(cell.options)) or 0
     policy = POLICIES[cell.profile.removeprefix(PREFIX)]
     rules = Rules(memory, **{name: value for name, value in cell.options if name in policy.own})

@@ -21,7 +21,8 @@ import heapq
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from math import exp, log
 from pathlib import Path
@@ -170,7 +171,7 @@ class Source:
     name: str
     unit: int = 0  # tokens of a block; 0: as the first request has it
     first: int | None = None  # maximum requests; all if None
-    scale: int | None = None  # tokens that become one; a sixteenth of a block if None
+    scale: int = 1  # tokens that become one
     replies: int | None = (
         None  # tokens of every reply, after scaling; as the trace has them if None
     )
@@ -209,7 +210,7 @@ class Source:
             unit, requests = open_form(
                 self.path, self.unit, name=self.name, clock=self.timestamps, rank=self.rank
             )
-        if unit % self.scaling(unit):
+        if unit % self.scale:
             msg = f"--scale is {self.scale}; it must divide the trace's blocks of {unit} tokens"
             raise TraceError(msg)
         return unit, islice(requests, self.first)
@@ -218,9 +219,12 @@ class Source:
     def path(self) -> Path:
         return Path(self.file or self.name)
 
-    def scaling(self, unit: int) -> int:
-        """The scale in tokens: by default a block of 512 is replayed as 16."""
-        return max(1, unit // 16) if self.scale is None else self.scale
+    def longest(self) -> int:
+        """Replayed tokens of the longest request and its reply, wherever in the trace it is.
+
+        The part that is run has no say, so that its results are those of the whole trace so far.
+        """
+        return _longest(replace(self, first=None))
 
     def digest(self) -> str:
         """Digest of the trace's requests, independent of the file's place."""
@@ -232,3 +236,16 @@ class Source:
                 with path.open("rb") as file:
                     digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         return "-".join(digests)
+
+
+@lru_cache(maxsize=64)
+def _longest(source: Source) -> int:
+    _, requests = source.open()
+    scale, replies = source.scale, source.replies
+    return max(
+        (
+            -(-request.length // scale) + (replies or max(1, request.output // scale))
+            for request in requests
+        ),
+        default=0,
+    )

@@ -45,7 +45,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("cell", REUSED, ids=lambda each: f"{each[0]}-{each[1]}")
 def test_engines_reuse_so_many_tokens_of_it(cell: tuple[str, str, tuple], short: Path) -> None:
     profile, model, options = cell
-    source = Source(name=str(short))
+    source = Source(name=str(short), scale=32)
 
     found = play(Cell(source=source, profile=profile, model=model, options=options))
 

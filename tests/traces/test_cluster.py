@@ -38,7 +38,7 @@ def test_a_cluster_finds_what_one_process_finds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_worker_that_is_killed_takes_nothing_with_it(kept: bool, tmp_path: Path) -> None:
     server = {"profile": "vllm@0.33.0", "model": "dense", "replicas": 4, "parts": 2}
-    of_parts = {**SMALL, "trace": [{"made": 3000}], "server": [server]}
+    of_parts = {**SMALL, "trace": [{"made": 3000, "scale": 32}], "server": [server]}
     plan = of_parts if kept else {**SMALL, "trace": [{"made": 400, "scale": 512}]}
     cells, states = plan_of(plan), States(folder=tmp_path, every=100)
     killed: list[int] = []

@@ -1,6 +1,7 @@
 """Pools from the bytes of a device: each engine's own rule, and never more than the device has."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def test_what_is_held_fits_into_the_memory(profile: str, model: str, sizes: Size
     note = found["notes"][0]
     assert note.startswith(f"{profile}: memory = 4,000,000,000 bytes is ")
     assert note.endswith("as simulated, by --sizes x")
+    assert "for a first look" in found["notes"][-1]
 
 
 def test_each_replica_has_the_memory() -> None:
@@ -105,8 +107,14 @@ def test_only_the_pool_limits_a_request_of_a_trace(profile: str, tmp_path: Path)
     ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    found = play(Cell(source=Source(name=str(trace), scale=1), profile=profile, model="dense"))
+    cell = Cell(source=Source(name=str(trace)), profile=profile, model="dense")
+    found = play(cell)
+    assert 0 == found["refused"]  # the pools hold the longest
+    assert "for the longest request of the trace (20,001 tokens)" in found["notes"][0]
 
+    flag = "num_gpu_blocks_override" if profile == VLLM else "max_total_tokens"
+    size = 1024 if profile == VLLM else 16_384
+    found = play(replace(cell, options=((flag, size),)))
     assert 1 == found["refused"]
     assert "20000" in found["notes"][0]  # 16,384 tokens and fewer fit the pools
 
@@ -162,7 +170,7 @@ def test_a_request_of_a_trace_is_no_longer_than_its_model_takes(
 def test_memory_is_an_axis_of_a_plan() -> None:
     server = {"profile": VLLM, "sizes": "llama-3.1-8b", "set": {"memory": [10**10, 2 * 10**10]}}
 
-    cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]})
+    cells = plan_of({"format": 1, "trace": [{"made": 3, "scale": 32}], "server": [server]})
 
     assert [149, 298] == [each.pools()["num_gpu_blocks_override"] for each in cells]
     assert [10**10, 2 * 10**10] == [dict(each.options)["memory"] for each in cells]
@@ -186,7 +194,7 @@ def test_a_memory_that_sizes_nothing_is_refused(
 
 
 def test_memory_needs_the_bytes_of_a_model() -> None:
-    bare = Cell(source=Source(name="made:3"), profile=VLLM, options=(("memory", "1GB"),))
+    bare = Cell(source=Source(name="made:3", scale=32), profile=VLLM, options=(("memory", "1GB"),))
 
     with pytest.raises(InputError, match=r"memory = 1GB limits bytes.*write --sizes MODEL"):
         bare.check()

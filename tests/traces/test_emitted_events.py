@@ -22,7 +22,7 @@ SMALL = {
 
 def events(path: Path, profile: str, model: str = "dense", fleet: Fleet | None = None) -> Path:
     cell = Cell(
-        source=Source(name="made:120"),
+        source=Source(name="made:120", scale=32),
         profile=profile,
         model=model,
         options=(SMALL[profile],),

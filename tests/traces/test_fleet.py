@@ -41,7 +41,7 @@ def cell(
 ) -> Cell:
     given = options or (VLLM if profile.startswith("vllm") else {})
     return Cell(
-        source=Source(name=f"made:{requests}", turn=turn),
+        source=Source(name=f"made:{requests}", scale=32, turn=turn),
         profile=profile,
         model="dense",
         options=tuple(given.items()),
@@ -226,7 +226,7 @@ def test_two_routers_with_equal_rules_are_two_cells() -> None:
 def test_a_plan_has_a_cell_for_each_number_of_replicas_and_router() -> None:
     plan = {
         "format": 1,
-        "trace": [{"made": 40}],
+        "trace": [{"made": 40, "scale": 32}],
         "server": [
             {
                 "profile": "vllm@0.33.0",
@@ -255,7 +255,7 @@ WRONG_PLANS = {
 def test_a_wrong_fleet_of_a_plan_is_refused(said: str) -> None:
     server = {"profile": "vllm@0.33.0", **WRONG_PLANS[said]}
     with pytest.raises(PlanError) as raised:
-        plan_of({"format": 1, "trace": [{"made": 4}], "server": [server]})
+        plan_of({"format": 1, "trace": [{"made": 4, "scale": 32}], "server": [server]})
     assert said in str(raised.value)
 
 
@@ -352,7 +352,7 @@ def test_a_router_that_loses_events_chooses_by_what_it_heard() -> None:
 def test_routers_and_sizes_are_not_compared_as_releases() -> None:
     plan = {
         "format": 1,
-        "trace": [{"made": 20}],
+        "trace": [{"made": 20, "scale": 32}],
         "server": [
             {
                 "profile": ["vllm@0.30.0", "vllm@0.33.0"],

@@ -25,7 +25,7 @@ FULL: Final = {"marconi@paper": {"capacity_bytes": 200_000_000, "policy": "weigh
 
 def calls(requests: int, profile: str, options: Mapping[str, Any]) -> int:
     """Calls of functions that a replay takes."""
-    source, flags = Source(name=f"made:{requests}"), tuple(options.items())
+    source, flags = Source(name=f"made:{requests}", scale=32), tuple(options.items())
     work = cProfile.Profile()
     work.runcall(play, Cell(source=source, profile=profile, model="dense", options=flags))
     return int(pstats.Stats(work).total_calls)  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ MODEL = Measured(sizes=Sizes(token=131_072), by="--token-bytes 131072")
 
 def row(measured: Measured | None = None, profile: str = LLAMA, **options: Any) -> dict[str, Any]:
     cell = Cell(
-        source=Source(name="made:200"),
+        source=Source(name="made:200", scale=32),
         profile=profile,
         model="dense",
         options=tuple(options.items()),
@@ -98,7 +98,7 @@ def test_evictions_for_bytes_are_counted_on_every_engine(
 
 @pytest.mark.thorough
 def test_whose_bytes_were_counted_stands_in_every_format(capsys: Capture, tmp_path: Path) -> None:
-    asked = ("compare", "made:60", "-p", LLAMA, "--model", "dense")
+    asked = ("compare", "made:60", "-p", LLAMA, "--model", "dense", "--scale", "32")
     small = "counts what a small network takes, 16 bytes a token of the trace"
 
     for form in ("text", "json", "jsonl"):
@@ -109,7 +109,8 @@ def test_whose_bytes_were_counted_stands_in_every_format(capsys: Capture, tmp_pa
 
     plan, page, table = (tmp_path / name for name in ("plan.toml", "page.html", "table.csv"))
     plan.write_text(
-        f'format = 1\n[[trace]]\nmade = 60\n[[server]]\nprofile = "{LLAMA}"\nmodel = "dense"\n'
+        "format = 1\n[[trace]]\nmade = 60\nscale = 32\n"
+        f'[[server]]\nprofile = "{LLAMA}"\nmodel = "dense"\n'
     )
     assert 0 == main(["sweep", str(plan), "--report", str(page), "--csv", str(table)])
     assert small in " ".join(capsys.readouterr().out.split())
@@ -124,7 +125,7 @@ def test_a_server_without_a_limit_in_bytes_has_no_note() -> None:
     found = row(profile="vllm@0.33.0")
 
     assert "" == found["bytes"]["note"]
-    assert "counts" not in plain_text(*sweep_report([found]))
+    assert "counts what" not in plain_text(*sweep_report([found]))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_a_server_without_a_limit_in_bytes_has_no_note() -> None:
 )
 def test_a_preset_of_other_layers_is_refused(sizes: Sizes, model: str, complaint: str) -> None:
     cell = Cell(
-        source=Source(name="made:2"),
+        source=Source(name="made:2", scale=32),
         profile=LLAMA,
         model=model,
         measured=Measured(sizes=sizes, by="--token-bytes 9"),
@@ -179,7 +180,11 @@ def test_a_models_file_has_the_bytes_of_its_layers(
 
 def test_sizes_in_a_plan_are_those_of_its_server() -> None:
     server = {"profile": LLAMA, "model": "dense"}
-    plan = {"format": 1, "trace": [{"made": 100}], "server": [server | {"sizes": {"token": 9000}}]}
+    plan = {
+        "format": 1,
+        "trace": [{"made": 100, "scale": 32}],
+        "server": [server | {"sizes": {"token": 9000}}],
+    }
 
     (found,) = sweep(plan)
 
@@ -209,4 +214,4 @@ def test_wrong_sizes_in_a_plan_are_refused(server: dict[str, Any], complaint: st
     table = {"profile": LLAMA, "model": "dense"} | server
 
     with pytest.raises(InputError, match=complaint):
-        plan_of({"format": 1, "trace": [{"made": 3}], "server": [table]})
+        plan_of({"format": 1, "trace": [{"made": 3, "scale": 32}], "server": [table]})

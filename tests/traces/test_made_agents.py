@@ -35,7 +35,7 @@ def test_the_share_of_a_conversation_that_is_computed_is_the_stated_one() -> Non
 
 @pytest.mark.thorough
 def test_a_cache_of_everything_reuses_what_conversations_have_in_common() -> None:
-    found = play(Cell(source=source.Source(name="made:agents:600:3"), profile="bound"))
+    found = play(Cell(source=source.Source(name="made:agents:600:3", scale=4), profile="bound"))
 
     assert (600, source.AGENT_UNIT // 16) == (found["requests"], found["scale"])
     lengths: dict[int, int] = {}

@@ -79,7 +79,7 @@ def test_a_replay_that_remembers_so_many_blocks_holds_no_more_for_a_longer_trace
 @pytest.mark.parametrize("profile", ["vllm@0.33.0", "vllm@0.19.1"])
 def test_an_account_that_remembers_so_many_blocks_does_not_grow(profile: str) -> None:
     def held(first: int, remember: int | None = 200) -> int:
-        source = Source(name="made:1600", replies=1, first=first, remember=remember)
+        source = Source(name="made:1600", scale=32, replies=1, first=first, remember=remember)
         return peak(lambda: play(Cell(source=source, profile=profile, model="dense")))
 
     short, long = held(800), held(1600)  # the pool is full after 500
@@ -95,7 +95,7 @@ def test_what_is_forgotten_changes_no_decision(
     model: str, options: tuple[tuple[str, int], ...]
 ) -> None:
     def played(remember: int | None) -> dict[str, Any]:
-        source = Source(name="made:300", replies=20, remember=remember, turn=2)
+        source = Source(name="made:300", scale=32, replies=20, remember=remember, turn=2)
         return play(Cell(source=source, profile="vllm@0.33.0", model=model, options=options))
 
     every, few = played(None), played(12)

@@ -236,7 +236,16 @@ def test_page_and_screen_tell_knees_releases_and_bytes() -> None:
 
 
 def test_a_server_that_refuses_requests_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["compare", "made:20", "-p", "vllm@0.33.0", "--set", "max_model_len=40"]
+    flags = [
+        "compare",
+        "made:20",
+        "-p",
+        "vllm@0.33.0",
+        "--set",
+        "max_model_len=40",
+        "--scale",
+        "32",
+    ]
 
     assert 0 == main([*flags, "--format", "json"])
     (row,) = (load for load in json.loads(capsys.readouterr().out) if load["refused"])

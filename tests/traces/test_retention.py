@@ -22,7 +22,7 @@ ONLINE = [name for name in POLICIES if name != "bound"]
 def cell(policy: str, memory: int, *, model: str = "hybrid", **options: Any) -> Cell:
     sizes = Sizes(token=1, state=50) if model == "hybrid" else Sizes(token=1)
     return Cell(
-        source=Source(name="made:300"),
+        source=Source(name="made:300", scale=32),
         profile=f"keep:{policy}",
         model=model,
         options=(("memory", memory), *options.items()),
@@ -126,7 +126,10 @@ def test_what_is_lost_and_what_is_reused_add_up(policy: str) -> None:
         (cell("utility", 9, alpha=-1), "alpha is -1; write a number from 0"),
         (replace(cell("last", 9), options=()), "write --set memory=40GB and --sizes MODEL"),
         (replace(cell("last", 9), measured=None), "write --set memory=40GB and --sizes MODEL"),
-        (replace(cell("last", 9), source=Source(name="made:9", turn=3)), "leave out --replicas"),
+        (
+            replace(cell("last", 9), source=Source(name="made:9", scale=32, turn=3)),
+            "leave out --replicas",
+        ),
     ],
 )
 def test_a_wrong_policy_is_refused(wrong: Cell, said: str) -> None:

@@ -92,7 +92,7 @@ def test_a_server_that_ends_plays_no_more_and_the_replay_says_where(
 
 def test_a_turn_of_less_than_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="--turn is -1"):
-        Source(name="made:1", turn=-1)
+        Source(name="made:1", scale=32, turn=-1)
 
 
 def test_a_bounded_memory_knows_the_blocks_that_were_asked_for_last() -> None:

@@ -57,7 +57,7 @@ def cell(
 ) -> Cell:
     profile, model, options = server
     return Cell(
-        source=Source(name=f"made:{ALL}", turn=turn),
+        source=Source(name=f"made:{ALL}", scale=32, turn=turn),
         profile=profile,
         model=model,
         options=tuple(options.items()),

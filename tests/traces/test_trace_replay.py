@@ -87,7 +87,7 @@ def test_a_scale_that_cuts_blocks_is_refused() -> None:
 
 
 def test_what_is_reused_and_lost_of_a_small_trace(tmp_path: Path) -> None:
-    source = Source(name=str(trace(tmp_path)))
+    source = Source(name=str(trace(tmp_path)), scale=32)
 
     found = play(Cell(source=source, profile="vllm@0.33.0", model="dense"))
 
@@ -128,6 +128,7 @@ def test_a_later_request_with_too_few_blocks_is_named(tmp_path: Path) -> None:
 
 def test_the_command_plays_a_trace_on_several_servers(tmp_path: Path, capsys: Capture) -> None:
     words = ["compare", str(trace(tmp_path)), "-p", "vllm@0.33.0", "-p", "llama.cpp@b11549"]
+    words += ["--scale", "32"]
 
     status = main([*words, "--model", "dense", "--format", "json"])
 
@@ -185,7 +186,9 @@ def test_a_state_that_is_reused_where_it_does_not_belong_is_found(profile: str) 
 
 
 def test_a_wrong_answer_is_told_and_ends_with_status_1(capsys: Capture) -> None:
-    assert 1 == main(["compare", "made:60:4", "-p", "mlx-lm@0.32.2+1186", "--verify", "2"])
+    assert 1 == main(
+        ["compare", "made:60:4", "-p", "mlx-lm@0.32.2+1186", "--verify", "2", "--scale", "32"]
+    )
     told = " ".join(capsys.readouterr().out.split())
     assert "2 of 27 requests that reused something were computed with and without" in told
     assert (
@@ -194,9 +197,9 @@ def test_a_wrong_answer_is_told_and_ends_with_status_1(capsys: Capture) -> None:
 
 
 def test_right_answers_end_with_status_0_and_are_in_the_json(capsys: Capture) -> None:
-    words = ["compare", "made:60:4", "-p", "vllm@0.33.0", "--verify", "3", "--format", "json"]
+    words = ["compare", "made:60:4", "-p", "vllm@0.33.0", "--verify", "3", "--scale", "32"]
 
-    bound, row = json.loads(output(capsys, words))
+    bound, row = json.loads(output(capsys, [*words, "--format", "json"]))
     assert "verified" not in bound
     assert (3, [], 0) == tuple(row["verified"][name] for name in ("sampled", "wrong", "otherwise"))
 

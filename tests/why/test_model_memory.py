@@ -242,7 +242,7 @@ def test_the_preset_follows_the_model_and_its_window_the_scale(
 
     assert ("swa", 256, 768) == (found["model"], found["bytes"]["token"], found["bytes"]["window"])
     spec = Cell(
-        source=Source(name="made:2"),
+        source=Source(name="made:2", scale=32),
         profile="llama.cpp@b11549",
         model="swa",
         measured=Measured.of_model(str(file)),
@@ -259,7 +259,7 @@ def test_a_models_name_is_found_in_any_case() -> None:
 def test_a_plan_names_a_model() -> None:
     server = {"profile": ["vllm@0.33.0", "sglang@0.5.23"], "sizes": "qwen3-next-80b-a3b"}
 
-    cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]})
+    cells = plan_of({"format": 1, "trace": [{"made": 3, "scale": 32}], "server": [server]})
 
     conv, state = STATES["qwen3-next-80b-a3b"]
     assert ["hybrid", "hybrid"] == [cell.model for cell in cells]

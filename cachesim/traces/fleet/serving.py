@@ -391,7 +391,7 @@ def _outcome(
     fleet, source = there_is(cell.fleet), cell.source
     kinds = _kinds(cell, fleet)
     return {
-        "scale": source.scaling(source.open()[0]),
+        "scale": source.scale,
         **found.total.as_dict(),
         "held": {"requests": []},
         "bytes": _bytes(*kinds[0], facts),
