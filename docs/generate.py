@@ -48,6 +48,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "static/two-codes.svg": make_picture.picture,
     "parts/home.inc": home.page,
     "parts/gallery.inc": gallery.page,
+    "parts/lessons.inc": lessons.index,
 }
 """Parts of pages."""
 
