@@ -21,6 +21,7 @@ from cachesim.play import run
 from cachesim.play.statements import side_by_side
 from cachesim.report.html import page_of_most
 from cachesim.scenario import full_profile, load
+from cachesim.scenario.former import FORMER
 from cachesim.scenario.labels import table as labels_file
 from cachesim.scenario.shipped import shipped_files
 
@@ -29,6 +30,13 @@ Writer: TypeAlias = Callable[[Path, Path, str], None]
 MARK: Final = "<!-- cachesim-source {} -->"
 HEAD: Final = '<header class="top">'
 """The line of a report below which its links to the gallery and the thread are put."""
+MOVED: Final = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>{now}</title>'
+    '<link rel="canonical" href="{now}.html">'
+    '<meta http-equiv="refresh" content="0; url={now}.html">'
+    '<p>This report is now at <a href="{now}.html">{now}</a>.</p></html>\n'
+)
+"""The page at a report's former address, which leads to the one of today."""
 
 
 def main(site: Path, *, write: Writer | None = None, jobs: int | None = None) -> None:
@@ -37,8 +45,12 @@ def main(site: Path, *, write: Writer | None = None, jobs: int | None = None) ->
     folder = site / "reports"
     folder.mkdir(parents=True, exist_ok=True)
     files = shipped_files()
-    for stale in {path.stem for path in folder.glob("*.html")} - {file.stem for file in files}:
+    names = {file.stem for file in files}
+    former = {name: now for name, now in FORMER.items() if now in names}
+    for stale in {path.stem for path in folder.glob("*.html")} - names - former.keys():
         (folder / f"{stale}.html").unlink()
+    for name, now in former.items():
+        (folder / f"{name}.html").write_text(MOVED.format(now=now), encoding="utf-8")
     package = _package()
     marks = [MARK.format(_digest(package, file.read_bytes())) for file in files]
     wanted = [

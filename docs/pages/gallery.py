@@ -12,6 +12,7 @@ from cachesim.play.result import Step
 from cachesim.report.html_document import with_flags
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Expect, Seen
+from cachesim.scenario.former import FORMER
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence, label_of, weakest
 from cachesim.scenario.shipped import shipped_files
 from pages.collected import wheels
@@ -77,13 +78,18 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     links = [f'<a class="try" href="{address}" aria-label="{name} in the playground"></a>']
     links += [thread(each) for each in (scenario.source.issue, *scenario.source.also) if each]
     return (
-        f'<div class="card" id="{name}"><a href="reports/{name}.html" tabindex="-1"'
+        f'<div class="card" id="{name}">{_anchor(name)}<a href="reports/{name}.html" tabindex="-1"'
         f' aria-hidden="true">{bars(done.steps, shown)}</a>'
         f"<p><strong>{with_flags(escape(plain_text(shows.symptom or scenario.about)))}</strong></p>"
         f"<p>{'<br>'.join(facts)}</p>"
         f'<p><a href="reports/{name}.html"><code>{escape(scenario.name)}</code></a></p>'
         f"<p>{' '.join(links)}</p></div>"
     )
+
+
+def _anchor(name: str) -> str:
+    """Places of a card by former names of its scenario: old links still lead to it."""
+    return "".join(f'<a id="{was}"></a>' for was, now in FORMER.items() if now == name)
 
 
 def _outcome(step: Step) -> str:

@@ -5,8 +5,10 @@ from typing import Any
 
 import make_gallery
 import pytest
+from pages import gallery
 
 from cachesim.play.result import Run
+from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
 from tests.fixtures import Patch
 
@@ -58,3 +60,18 @@ def test_a_report_whose_scenario_is_gone_is_removed(tmp_path: Path, monkeypatch:
     make_gallery.main(tmp_path, jobs=0)
 
     assert not old.exists()
+
+
+def test_the_former_address_of_a_report_leads_to_the_one_of_today(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    former, now = "llama.cpp-stale-neighbour", "llama.cpp-erasure-off-by-one"
+    monkeypatch.setattr(make_gallery, "shipped_files", lambda: [shipped_file(now)])
+
+    for _ in range(2):  # a second build keeps them
+        make_gallery.main(tmp_path, write=lambda *_: None, jobs=0)
+
+    assert [f"{former}.html"] == [path.name for path in (tmp_path / "reports").iterdir()]
+    text = (tmp_path / "reports" / f"{former}.html").read_text("utf-8")
+    assert f'content="0; url={now}.html"' in text
+    assert f'<a id="{former}"></a>' in gallery.card(load(shipped_file(now)), [])
