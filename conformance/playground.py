@@ -220,6 +220,13 @@ def stepped(tab: Any) -> None:
     ]
     holds(any("20 → 0" in rule for rule in rules), f"no rule: {rules}")
     say("a request is stepped through, with the rule where it decides")
+    few, rows = tab.locator("#frame .r").count(), tab.locator("#rows")
+    rows.click()
+    every = tab.locator("#frame .r").count()
+    rows.click()
+    holds(few < every, f"{few} of {every} rows are shown first")
+    equal(few, tab.locator("#frame .r").count())
+    say(f"it begins with the {few} rows that matter, and opens to all {every}")
 
 
 def mistaken(tab: Any) -> None:

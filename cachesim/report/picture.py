@@ -643,21 +643,23 @@ def decisive(picture: Picture) -> Picture:
 
 
 def short(run: Run, index: int, drawn: Sequence[Sequence[Row]]) -> dict[int, list[int]]:
-    """State -> its rows that matter to a step: memory, and the checkpoint that it resumed from.
+    """State -> its rows that matter to a step; `drawn` are the rows of every state."""
+    source, detail = restored_label(run, index), run.steps[index].detail
+    shown = set() if source is None or detail is None else {detail.before, *detail.at} - {-1}
+    return {number: deciding(drawn[number], source or "") for number in shown}
 
-    `drawn` are the rows of every state. Empty for a step that resumed from no checkpoint.
-    """
-    found, detail = restored(run, index), run.steps[index].detail
-    if found is None or detail is None:
-        return {}
-    source = f"{_checkpoint_label(run.steps, found)},"
-    return {
-        number: [
-            *[i for i, row in enumerate(drawn[number]) if row.kind in RESTORED][:1],
-            *[i for i, row in enumerate(drawn[number]) if f"{row.label},".startswith(source)],
-        ]
-        for number in {detail.before, *detail.at} - {-1}
-    }
+
+def restored_label(run: Run, index: int) -> str | None:
+    """How the rows of the checkpoint begin that a step resumed from; None without one."""
+    found = restored(run, index)
+    return None if found is None else f"{_checkpoint_label(run.steps, found)},"
+
+
+def deciding(rows: Sequence[Row], source: str) -> list[int]:
+    """Places of the request, the memory, and the checkpoint that it resumed from."""
+    memory = [i for i, row in enumerate(rows) if row.kind in RESTORED][:1]
+    others = (row.kind == "request" or f"{row.label},".startswith(source) for row in rows)
+    return sorted({*memory, *(i for i, matters in enumerate(others) if matters)})
 
 
 def clip(row: Row, positions: int) -> Row:

@@ -18,7 +18,17 @@ from cachesim.play.runner import chosen, run
 from cachesim.play.states import State, cut
 from cachesim.report.chain import chain
 from cachesim.report.json_output import document
-from cachesim.report.picture import Row, after, decisive, held, positions_of, request, story
+from cachesim.report.picture import (
+    Row,
+    after,
+    deciding,
+    decisive,
+    held,
+    positions_of,
+    request,
+    restored_label,
+    story,
+)
 from cachesim.report.svg import frame, hatches, inline, row_svg
 from cachesim.report.texts import BarKind, texts_of
 from cachesim.scenario.checks import full_profile, scenario_of
@@ -125,10 +135,11 @@ def _verdict(result: Run, worst: Step) -> str:
 
 
 def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
-    """The moments of a request of the last run, as numbers of rows."""
+    """The moments of a request of the last run, as numbers of rows, and which of them matter."""
     (result,) = _recent
     found = tuple(frames(result, question["step"]))
     wide = positions_of(result)
+    source = restored_label(result, question["step"])
     pool: dict[str, int] = {}
     return {
         **frame((row for fact in found for row in fact.rows), wide, "f"),
@@ -138,6 +149,7 @@ def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
                 "word": fact.word,
                 "sentence": fact.sentence,
                 "rows": [pool.setdefault(row_svg(row, wide, "f"), len(pool)) for row in fact.rows],
+                "short": [] if source is None else deciding(fact.rows, source),
             }
             for fact in found
         ],

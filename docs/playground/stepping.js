@@ -12,6 +12,8 @@ class Player {
     this.load = load;
     this.data = null;
     this.timer = 0;
+    this.whole = false; // every row of memory is shown, and not only those that matter to the request
+    byId("rows").addEventListener("click", () => { this.whole = !this.whole; this.show(this.at); });
     byId("which").addEventListener("change", () => this.open(Number(byId("which").value)));
     byId("moment").addEventListener("input", () => { this.stop(); this.show(Number(byId("moment").value)); });
     byId("back").addEventListener("click", () => { this.stop(); this.show(this.at - 1); });
@@ -42,18 +44,27 @@ class Player {
     const { frames, pool } = this.data;
     const before = this.at >= 0 ? new Set(frames[this.at].rows.map((i) => pool[i])) : null;
     this.at = Math.max(0, Math.min(frames.length - 1, at));
-    const { word, sentence, rows } = frames[this.at];
+    const { word, sentence } = frames[this.at];
+    const shown = this.shown(frames[this.at]);
+    byId("rows").hidden = frames.every(({ short }) => !short.length);
+    byId("rows").setAttribute("aria-expanded", String(this.whole));
+    byId("rows").textContent = this.whole ? "Show the rows that matter" : "Show all rows of memory";
     byId("moment").value = this.at;
     byId("moment").setAttribute("aria-valuetext", `${this.at + 1} of ${frames.length}: ${word}`);
     byId("back").disabled = this.at === 0;
     byId("on").disabled = this.at === frames.length - 1;
     byId("sentence").replaceChildren(h("b", {}, `${this.at + 1}/${frames.length} ${word}`), ` ${sentence}`);
-    byId("frame").replaceChildren(this.picture(rows.map((i) => pool[i]), before, `${word}: ${sentence}`));
+    byId("frame").replaceChildren(this.picture(shown.map((i) => pool[i]), before, `${word}: ${sentence}`));
+  }
+
+  /** The rows of a moment: those that matter, or all of them. */
+  shown({ rows, short }) {
+    return this.whole || !short.length ? rows : short.map((i) => rows[i]);
   }
 
   picture(rows, before, name) {
     const { line, foot, axis, legend, note, hatches } = this.data;
-    const most = Math.max(...this.data.frames.map((each) => each.rows.length));
+    const most = Math.max(...this.data.frames.map((each) => this.shown(each).length));
     const end = most * line + 4;
     const drawn = rows.map((row, i) => `<svg class="r${before && !before.has(row) ? " changed" : ""}" y="${i * line}" width="100%" height="${line}">${row}</svg>`).join("");
     const svg = drawing(`<svg xmlns="${SVG}" class="cs-pic" role="img" width="100%" height="${end + foot + note}">${hatches}${drawn}<svg y="${end}" width="100%" height="${foot}">${axis}</svg><svg y="${end + foot}" width="100%" height="${note}">${legend}</svg></svg>`);

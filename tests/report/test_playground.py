@@ -70,6 +70,25 @@ def test_every_engine_release_patch_and_flag_can_be_chosen() -> None:
     assert "parallel" in engines["llama.cpp"]["flags"]
 
 
+def test_a_moment_begins_with_the_rows_that_matter() -> None:
+    asked(THREE, "llama.cpp@b11549")
+    told = question(do="step", step=2)
+    source = "checkpoint 1[0..0], made by A"
+    sources = 0
+
+    for moment in told["frames"]:
+        rows = [
+            re.findall(r'<text class="l"[^>]*>([^<]*)', told["pool"][row])[0]
+            for row in moment["rows"]
+        ]
+        first = [rows[i] for i in moment["short"]]
+        assert len(first) < len(rows)
+        assert ["request C: S c", "recurrent state"] == [first[0], first[1].partition(" at")[0]]
+        assert (source in rows) == (source in first) == (len(first) == 3)
+        sources += source in rows
+    assert 0 < sources < len(told["frames"])
+
+
 def test_a_request_is_stepped_through_with_the_rule_where_it_decides() -> None:
     asked(THREE, "llama.cpp@b11549")
     told = question(do="step", step=2)
