@@ -112,7 +112,7 @@ class Settings:
         )
 
     def addresses(self) -> tuple[str, str]:
-        """The server and the cold one, checked."""
+        """The server and the uncached one, checked."""
         if not self.url and not self.start:
             msg = 'name a server, as in http://127.0.0.1:8080, or one to start with --start "..."'
             raise InputError(msg)
@@ -163,7 +163,7 @@ class Finished:
 
 
 def plan_of(settings: Settings) -> Plan:
-    """What a search of a server is told."""
+    """The settings of a server's search."""
     return Plan(
         seed=settings.seed,
         alarms=settings.alarms,
@@ -234,7 +234,7 @@ def status_line(outcome: Outcome, meter: Meter) -> str:
 
 @contextmanager
 def _recording(folder: Path | None, target: Target) -> Iterator[Path | None]:
-    """A file of all warm requests, as `cachesim record` writes them."""
+    """A file of all requests, as `cachesim record` writes them."""
     if folder is None:
         yield None
         return

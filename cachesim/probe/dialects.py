@@ -1,4 +1,4 @@
-"""Kinds of servers: request bodies, answers, the way to a cold answer; found out by queries."""
+"""Kinds of servers: request bodies, answers, how an uncached one is got; found out by queries."""
 
 import json
 import math
@@ -465,7 +465,7 @@ class TextServer(Dialect):
 
 
 class MlxServer(TextServer):
-    """mlx_lm.server: a cold answer comes from a second process without a prompt cache."""
+    """mlx_lm.server: an uncached answer comes from a second process without a prompt cache."""
 
     name = "mlx_lm.server"
     engine = "mlx-lm"

@@ -1,6 +1,6 @@
 """Rounding versus errors: noise, the limit, and a sequential test that bounds false alarms.
 
-A suspicion is an answer from cache further from the cold one than the limit. It is not evidence
+A suspicion is an answer from cache further from the uncached one than the limit. It is not evidence
 yet: many answers were compared. Its workload is replayed in other words, so that the cache does
 the same and each replay draws fresh numbers. Under the null hypothesis a replay is beyond the
 limit with probability `chance` at most; the test then is an e-process, which passes 1/alpha with
@@ -161,7 +161,7 @@ class Judge:
 
 
 def plays_for(rate: float) -> int:
-    """The number of runs of which a fault that shows at this rate is met in one."""
+    """The number of runs that meet a fault of this rate with probability `POWER`."""
     return 1 if rate >= POWER else math.ceil(math.log(1 - POWER) / math.log(1 - rate))
 
 

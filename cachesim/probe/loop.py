@@ -217,7 +217,7 @@ class Probe:
         self._check_alive(played, after(sent, replace(drawn, step=()), self.facts.words))
 
     def _calibrate(self) -> None:
-        """Measure rounding: cold and cold, cold in company, cold and a plain extension.
+        """Measure rounding: uncached twice, beside other requests, and as an extension.
 
         The last two are laws themselves: a server may be wrong there already. Half of the
         extensions quote the reply: a state that cannot be cut back is reused by these alone.
@@ -270,7 +270,7 @@ class Probe:
         self._check_plain_laws()
 
     def _check_cold(self) -> None:
-        """A cold answer is that of a server that was just started, where one may be started."""
+        """Check uncached answers on a server that was just started, where one may be started."""
         target, far = self.target, list[float]()
         queries = [
             Query(prompt=self._text(5, self._longest), reply=self._text(CONTINUATION, CONTINUATION))
@@ -353,7 +353,7 @@ class Probe:
             self._send(guide.choose(self._draw))
 
     def _send(self, scenario: Scenario) -> None:
-        """Play a workload, and hold its answers against the uncached ones."""
+        """Run a workload, and compare its answers with the uncached ones."""
         self._empty()
         self._before = list(self.target.sent)
         played = play(self.target, scenario, words_for(self.facts.words, self._chance))

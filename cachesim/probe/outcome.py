@@ -1,4 +1,4 @@
-"""What a run of a probe is told, and what it has found so far."""
+"""The settings of a probe, and its findings so far."""
 
 import math
 from collections import Counter

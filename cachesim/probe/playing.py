@@ -1,4 +1,4 @@
-"""A drawn workload on the live server, in words of its own, each answer beside the cold one."""
+"""A drawn workload on the live server, in words of its own, each answer beside the uncached one."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ def words_for(words: Sequence[Word], chance: Random) -> dict[int, Word]:
 
 
 def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Played:
-    """Run a workload warm.
+    """Run a workload with the cache.
 
     Where replies cannot be forced, a prompt that quotes a drawn reply quotes the real one.
     """
@@ -101,7 +101,7 @@ def play_with_leaver(target: Target, queries: Sequence[Query], chance: Random) -
 
 
 def query_of(step: Step, named: Mapping[int, Word]) -> Query:
-    """A step in the server's words."""
+    """A step as the server's request."""
     size = MESSAGE[step.ids[0] % len(MESSAGE)] if step.ids else 1
     return Query(
         prompt=tuple(named[token] for token in step.ids),
@@ -182,7 +182,7 @@ def _with_real_replies(
 
 
 def distances(target: Target, played: Played, last: int = 0) -> Iterator[tuple[int, float, Answer]]:
-    """Number, distance and cold answer of each answered request, or of the last ones."""
+    """Number, distance and uncached answer of each answered request, or of the last ones."""
     known: dict[tuple[tuple[Word, ...], tuple[Word, ...]], Answer] = {}
     for at, query, answer in list(played.answered)[-last:]:
         key = query.prompt, query.reply

@@ -237,7 +237,7 @@ class Result:
             yield report
 
     def scenario(self, finding: Finding) -> Scenario | None:
-        """The workload of the finding, which expects the cold answer."""
+        """The workload of the finding, which expects the uncached answer."""
         if finding.scenario is None:
             return None
         shows, one = finding.server, finding.scenario

@@ -1,4 +1,4 @@
-"""A server: warm requests, cold answers that are proven cold, resets and restarts."""
+"""A server: requests, answers that are proven uncached, resets and restarts."""
 
 import http.client
 import math
@@ -55,7 +55,7 @@ NOT_COLD: Final = (
 
 
 class Target:
-    """The server under test, and the source of cold answers."""
+    """The server under test, and the source of uncached answers."""
 
     def __init__(
         self,
@@ -113,20 +113,20 @@ class Target:
 
     @property
     def how_cold(self) -> str:
-        """The way to a cold answer, in words."""
+        """The way to an uncached answer, in words."""
         if self._cold is not None:
             return f"asked of {self._cold.connection.url}"
         return self.dialect.cold_by
 
     def together(self, queries: Sequence[Query]) -> list[Answer]:
-        """Warm answers to requests that are sent at once."""
+        """Answers from the cache to requests that are sent at once."""
         answers = self._sent([(self.dialect, query, False) for query in queries])
         for query, answer in zip(queries, answers, strict=True):
             self.record(query, answer)
         return answers
 
     def cold(self, query: Query, beside: Sequence[Query] = ()) -> Answer:
-        """A cold answer, with unrelated cold requests running concurrently."""
+        """An uncached answer, with unrelated uncached requests running concurrently."""
         dialect = self._cold or self.dialect
         leaves = bool(dialect.cold_by)
         unknown = dialect.cold_keeps and not leaves and not dialect.facts.counts

@@ -85,7 +85,7 @@ def result_of(
 ) -> ProofResult:
     """The result where every step agrees: a finding is confirmed by the criterion of its kind.
 
-    A wrong answer confirms no broken law: that takes the counts of reused or processed tokens.
+    A wrong answer confirms no broken law: that takes the counts of cached or prefilled tokens.
     """
     finding, seen = found.finding, f"{step_of(found, played).name}: {seen}"
     if finding.kind in {"wrong answer", *ENDS}:

@@ -119,5 +119,5 @@ def fits(scenario: Scenario) -> bool:
 
 
 def shows(step: Step) -> bool:
-    """True if an answer can be held against a cold one: a chat's comes without probabilities."""
+    """True if an answer can be compared with an uncached one: a chat's has no probabilities."""
     return not step.messages

@@ -65,7 +65,7 @@ PIECES: Final[Mapping[str, Any]] = {"ubatch_size": 5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The distance of an answer from the cold one, the token it is at, and the size of rounding."""
+    """The distance of an answer from the uncached one, its token, and the size of rounding."""
 
     distance: float
     token: int  # the generated token before which it is so far
@@ -113,7 +113,7 @@ def proven(
     *,
     strengths: Sequence[float] = (),
 ) -> Proof | None:
-    """Compare an answer of an exact server with cold ones; None if there is nothing to compare.
+    """Compare an answer of an exact server with uncached ones; None if there is nothing to compare.
 
     `strengths` are of the adapters that the answer belongs to, whatever was in force later.
     """
@@ -167,7 +167,7 @@ def step_played(
 ) -> StepPlayed:
     """A step on both servers.
 
-    Beside the prompt: cached and processed tokens of the real server, those of the simulator where
+    Beside the prompt: cached and prefilled tokens of the real server, those of the simulator where
     they differ, its verdict on its own answer, and the real answer, computed with exact numbers,
     against that of a fresh server; the noise is the distance of two fresh ones.
     """
@@ -211,7 +211,7 @@ def play_scenario(
     """Run a scenario on the real server, and on the simulator with the real replies.
 
     Then it is run with exact numbers, and every prompt goes to fresh servers of its own: the real
-    server's answers are compared with its own cold ones. Where a server with exact numbers reuses
+    server's answers are compared with its own uncached ones. If a server with exact numbers reuses
     other tokens, because its states are larger, no answer is proven. `proves` False leaves that
     out: it is most of the work.
     """
@@ -324,7 +324,7 @@ def _starts(real: RealServer, options: Mapping[str, Any], model: Path) -> bool:
 
 
 def on_the_wheels(scenario: Scenario) -> Play:
-    """Run on the real servers; an answer far from the server's own cold one is wrong."""
+    """Run on the real servers; an answer far from the server's own uncached one is wrong."""
     if scenario.engine.name != "llama.cpp":
         msg = f"{scenario.name}: --real runs llama.cpp; {scenario.engine.name} has no such wheels"
         raise ScenarioError(msg)

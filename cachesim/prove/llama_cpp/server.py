@@ -92,7 +92,7 @@ _LAUNCH = re.compile(r"id\s+\d+ \| task (\d+) \| processing task")
 def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
     """The drafts of each step, per request of a call, in the order of sending.
 
-    A step begins with the room there is for a draft. Where the companion's memory is full it may
+    A step begins with the room there is for a draft. Where the draft context is full it may
     propose nothing at all, and the log says no more of that step.
     """
     started: set[int] = set()

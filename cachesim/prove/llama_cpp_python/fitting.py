@@ -13,5 +13,5 @@ def fits(scenario: Scenario) -> bool:
 
 
 def shows(_: Step) -> bool:
-    """True: any answer can be held against that of a fresh instance."""
+    """True: any answer can be compared with that of a fresh instance."""
     return True

@@ -45,5 +45,5 @@ def fits(scenario: Scenario) -> bool:
 
 
 def shows(_: Step) -> bool:
-    """True: any answer can be held against a cold one."""
+    """True: any answer can be compared with an uncached one."""
     return True

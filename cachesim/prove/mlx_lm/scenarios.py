@@ -183,7 +183,7 @@ class Words:
 
 
 def _proven_on_the_package(found: "Counterexample", profile: Profile) -> ProofResult:
-    """Run it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
+    """Run it on mlx-lm's own server, and compare its answer with the model's uncached one."""
     try:
         played = play_mlx_scenario(found.scenario, profile.release)
     except CachesimError as error:

@@ -557,7 +557,7 @@ class StoreWatch:
         return next((number for held, number in reversed(self._numbers) if held is cache), 0)
 
     def cold(self, model: Real, tokens: list[int]) -> Real:
-        """The logits of every token of a cold run, (tokens, vocabulary)."""
+        """The logits of every token of an uncached run, (tokens, vocabulary)."""
         self.busy = True
         cache = self.caches.make_prompt_cache(model)
         logits = model(self.mx.array([tokens]), cache=cache)[0]

@@ -1,1 +1,1 @@
-"""Cache operations on a tiny model of a Transformers family, held against cold runs."""
+"""Cache operations on a tiny model of a Transformers family, compared with uncached runs."""

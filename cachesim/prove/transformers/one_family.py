@@ -15,7 +15,7 @@ PLAIN: Final = "llama"
 
 
 class Outcome(NamedTuple):
-    """The reason why an operation fails or is skipped; empty if its answers are the cold ones."""
+    """The reason why an operation fails or is skipped; empty if its answers are uncached ones."""
 
     failed: str = ""
     skipped: str = ""

@@ -226,7 +226,7 @@ def program_of(model: Model, script: Script) -> str:
 
 
 def _generated(first: str, given: Sequence[Any]) -> Iterator[str]:
-    """A single `generate`, of a batch with padding or in a manner, and its cold run."""
+    """A single `generate`, of a batch with padding or in a manner, and its uncached run."""
     width, rows, manner, tail = given[0], 1, "", TAIL
     if first == "batch":
         width, rows, tail = max(given), len(given), PADDED

@@ -7,7 +7,7 @@ model; a line {"fields", "layers", "results"} goes out. A script is a list of st
                             "quanto", "hqq": rounded, with ["near"] to compare keys in the end
     ["encoder", 7]          number of encoder states, given to each call
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left, "right": there
-    ["feed", 5]             new tokens, whose logits are compared with the cold ones
+    ["feed", 5]             new tokens, whose logits are compared with the uncached ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
     ["try", -3]             a crop; the script continues if it is refused
     ["other", 9]            tokens of another conversation, which has a cache of its own
@@ -165,7 +165,7 @@ class Play:
                         self.cache.activate_past_recording()
 
     def is_right(self) -> bool:
-        """True if logits are the cold ones, or those of the same calls without a cache."""
+        """True if logits are the uncached ones, or those of the same calls without a cache."""
         return self.gap <= WRONG or self.uncached_gap < RIGHT
 
     # -- the cache ---------------------------------------------------------------------------------
@@ -533,7 +533,7 @@ class Play:
         return parts.manager(copy.deepcopy(self.model), NEW, **how)
 
     def _measure_tokens(self, ids: Real, got: list[int]) -> None:
-        """The first other token is as wrong as the cold logits prefer theirs to it."""
+        """The first other token is as wrong as the uncached logits prefer theirs to it."""
         whole, logits = self._greedy(ids)
         cold = whole[0, -NEW:].tolist()
         if len(got) != len(cold):
@@ -587,7 +587,7 @@ def contents(layer: Real) -> Iterator[tuple[str, Real]]:
 
 
 def distance(one: Real, other: Real, cold: Real) -> float:
-    """The largest distance of two results, in deviations of the cold one."""
+    """The largest distance of two results, in deviations of the uncached one."""
     spread = float(cold.double().std()) if cold.numel() > 1 else 1.0
     far = (one.double() - other.double()).abs().nan_to_num(1e9).max()
     return float(far) / spread
@@ -603,7 +603,7 @@ def _differs(one: Real, other: Real) -> bool:
 
 
 def is_causal(play: Play) -> bool:
-    """True if cold logits do not depend on later tokens, and are the same twice."""
+    """True if uncached logits do not depend on later tokens, and are the same twice."""
     ids = tokens(1, 30)
     whole, again, *cut = (
         play.cold_model(ids[:, :n], use_cache=False).logits for n in (30, 30, 3, 7, 12, 19, 25)
