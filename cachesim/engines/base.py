@@ -94,6 +94,8 @@ class Engine(ABC):
 
     profile: Profile
     network: Network
+    flags: Value
+    """The server's options, read."""
     padding: ClassVar[Token | None] = None
     """The token that pads shorter rows of a batch, or None."""
 
@@ -111,7 +113,8 @@ class Engine(ABC):
         self.network = network
         self.networks = {"": network, **(models or {})}
         self.family = family or family_of(profile.engine)
-        self._open(self.family.rules(profile), self.family.read(profile, options), store)
+        self.flags = self.family.read(profile, options)
+        self._open(self.family.rules(profile), self.flags, store)
 
     def _open(self, rules: Rules, options: Value, store: "ByteStore | None") -> None:
         """Start the server with its rules and options."""

@@ -92,7 +92,10 @@ class Attention(InAndOut):
         values = mixed[:count, turning:valued].reshape(count, -1, size)
         seen = np.zeros((run.height, heads * size))
         queries = run.rows(turned[:, :heads])
-        for lane in run.store.attend(self.layer, turned[:, heads:], values):
+        lanes = run.store.attend(self.layer, turned[:, heads:], values)
+        if not run.n_outputs:
+            return seen
+        for lane in lanes:
             attend(queries, run.lane(lane), seen.reshape(-1, heads, size), run)
         if spec.attention_gate:
             seen *= sigmoid(run.tiled(mixed[:, valued : valued + heads * size]))

@@ -122,6 +122,9 @@ class FloatNetwork:
             x = self._entry(ubatch, self._ladder)
             for layer in self._body:
                 x += layer(x, run)
+            if not last.n_outputs:  # the part of a prompt before its end: only memories change
+                self._last[0](x, last)
+                return Output(logits=np.empty((0, self._spec.vocabulary)))
             x = self._finish(x, last)
             hidden = self._head.hidden(x[: len(last.rows(ubatch.tokens))])
         if last.outputs is not None:
@@ -176,34 +179,39 @@ class FloatNetwork:
         return layers
 
 
-def check(ubatch: Ubatch, spec: ModelSpec) -> None:
-    """Raise for a ubatch that no network can run."""
+def check(ubatch: Ubatch, spec: ModelSpec) -> int:
+    """Raise for a ubatch that no network can run; the bits that its positions have."""
     count = len(ubatch.tokens)
     if count == 0:
         raise TokenError("an ubatch without tokens: hand in at least one")
     if count > MOST_ROWS:
         raise LimitError(f"an ubatch of {count} rows is past the limit of {MOST_ROWS}")
-    if (wrong := _outside(ubatch.tokens, spec.vocabulary - 1)) is not None:
+    if not 0 <= _bits(ubatch.tokens) < spec.vocabulary and (
+        (wrong := _outside(ubatch.tokens, spec.vocabulary - 1)) is not None
+    ):
         msg = f"token {wrong} is not in the vocabulary: write ids from 0 to {spec.vocabulary - 1}"
         raise TokenError(msg)
     if len(ubatch.positions) != count:
         msg = f"{len(ubatch.positions)} positions for {count} tokens: write one for each"
         raise PositionError(msg)
-    if (wrong := _outside(ubatch.positions, MOST_POSITION)) is not None:
+    bits = _bits(ubatch.positions)
+    if not 0 <= bits <= MOST_POSITION and (
+        (wrong := _outside(ubatch.positions, MOST_POSITION)) is not None
+    ):
         msg = f"position {wrong} is out of range: positions run from 0 to {MOST_POSITION}"
         raise PositionError(msg)
     if ubatch.sets < 1 or count % ubatch.sets:
         raise TokenError(f"{count} tokens do not fall into {ubatch.sets} sets of one length")
+    return bits
+
+
+def _bits(numbers: Integers) -> int:
+    """The bits of all numbers: no number is above them, and a negative one makes them negative."""
+    return int(numbers.item() if len(numbers) == 1 else np.bitwise_or.reduce(numbers))
 
 
 def _outside(numbers: Integers, most: int) -> int | None:
     """The first number that is negative or above `most`, if any."""
-    if len(numbers) == 1:
-        number: int = numbers.item()
-        return None if 0 <= number <= most else number
-    # No number is above the bits of all of them, and one negative number makes these negative.
-    if 0 <= np.bitwise_or.reduce(numbers) <= most:
-        return None
     wrong = numbers[(numbers < 0) | (numbers > most)]
     return int(wrong[0]) if len(wrong) else None
 

@@ -29,7 +29,7 @@ from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network, Output, Place
 from cachesim.model.network import check
 from cachesim.model.spec import RECURRENT_KINDS, LayerKind, ModelSpec
-from cachesim.model.store import Ending, Lane, Lanes, Padding, Store, Ubatch
+from cachesim.model.store import Ending, Lane, Padding, Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -97,18 +97,26 @@ class Powers:
         low = np.multiply.accumulate(np.full(size, base, np.uint64))
         step = low[-1:]  # base^size
         up = np.multiply.accumulate(np.repeat(step, size // 2))
-        down = np.multiply.accumulate(np.repeat(inverse(step), size // 2))
+        down = np.multiply.accumulate(np.full(size, pow(base, -1, 1 << 64), np.uint64))
+        below = np.multiply.accumulate(np.repeat(down[-1:], size // 2))
         self._low = np.concatenate([[_ONE], low[:-1]])
-        self._high = np.concatenate([[_ONE], up[:-1], down[::-1]])  # from -1 back: negative digits
+        self._down = np.concatenate([[_ONE], down[:-1]])
+        self._high = np.concatenate([[_ONE], up[:-1], below[::-1]])  # from -1 back: negative digits
 
     def __call__(self, exponents: Integers) -> Words:
         """base^exponent, word by word: one lookup per digit, the upper one signed."""
-        # No exponent is above the bits of all of them: those of short prompts have one digit.
-        if 0 <= np.bitwise_or.reduce(exponents) < 1 << DIGIT:
-            low: Words = self._low[exponents]
-            return low
         product: Words = self._low[exponents & _LOWER] * self._high[exponents >> _DIGIT]
         return product
+
+    def up(self, exponents: Integers) -> Words:
+        """base^exponent, of exponents with one digit: those of short prompts."""
+        power: Words = self._low[exponents]
+        return power
+
+    def down(self, exponents: Integers) -> Words:
+        """base^-exponent, of exponents with one digit."""
+        power: Words = self._down[exponents]
+        return power
 
     def of(self, exponent: int) -> int:
         """base^exponent, as a plain integer."""
@@ -155,27 +163,30 @@ class PrefixSums:
 class Pass:
     """The pass of a ubatch through the layers, and their shared data."""
 
-    __slots__ = ("_back", "_sums", "_there", "powers", "store", "ubatch")
+    __slots__ = ("_back", "_short", "_sums", "_there", "powers", "store", "ubatch")
 
-    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers) -> None:
-        """`powers`: those of g, used to rotate keys."""
+    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers, bits: int) -> None:
+        """`powers`: those of g, used to rotate keys; `bits`: those that the positions have."""
         self.ubatch, self.store, self.powers = ubatch, store, powers
         self._there: Words | None = None
         self._back: Words | None = None
+        self._short = bits < 1 << DIGIT
         self._sums: dict[tuple[int, int, int], PrefixSums] = {}
 
     @property
     def there(self) -> Words:
         """g^position of each row, which turns its key."""
         if self._there is None:
-            self._there = self.powers(self.ubatch.positions)
+            positions = self.ubatch.positions
+            self._there = self.powers.up(positions) if self._short else self.powers(positions)
         return self._there
 
     @property
     def back(self) -> Words:
         """g^-position of each row, which turns what its query sees."""
         if self._back is None:
-            self._back = self.powers(-self.ubatch.positions)
+            positions = self.ubatch.positions
+            self._back = self.powers.down(positions) if self._short else self.powers(-positions)
         return self._back
 
     def sums(self, lane: Lane) -> PrefixSums:
@@ -235,7 +246,11 @@ class Attention:
             keys, values = (mix(hidden + self._salts[1:]) | _ONE)[:, :, None]
             if self._turns:
                 keys = keys * run.there[:, None]
-        lanes, words = run.store.attend(self.shape.layer, keys, values), []
+        words: list[int] = []
+        lanes = run.store.attend(self.shape.layer, keys, values)
+        if not rows:  # the part of a prompt before its end: a store need not pick what it sees
+            return words
+        lanes = tuple(lanes)
         for row in rows:
             (lane, at), word = _place_of(row, lanes), hidden.item(row)
             query = _mixed(word + of_query) | 1
@@ -245,7 +260,7 @@ class Attention:
         return words
 
 
-def _place_of(row: int, lanes: Lanes) -> tuple[Lane, int]:
+def _place_of(row: int, lanes: tuple[Lane, ...]) -> tuple[Lane, int]:
     """The lane with a row, and the row's place in it."""
     if len(lanes) == 1 and lanes[0].rows.item(row) == row:  # the rows of one sequence, in order
         return lanes[0], row
@@ -455,8 +470,8 @@ class RingNetwork(WordNetwork):
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Run one ubatch through all layers."""
-        check(ubatch, self._spec)
-        words, run = self._enter(ubatch), Pass(ubatch, store, self._powers)
+        run = Pass(ubatch, store, self._powers, check(ubatch, self._spec))
+        words = self._enter(ubatch)
         for layer in self._body:
             words = layer(words, run)
         outputs = ubatch.outputs

@@ -11,6 +11,7 @@ exact zero. Keys that share a position with an earlier cell (memories allow it) 
 blocks, in cell order.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -46,7 +47,7 @@ class Lane(NamedTuple):
     high: Integers  # (q,)
 
 
-Lanes: TypeAlias = tuple[Lane, ...]
+Lanes: TypeAlias = Iterable[Lane]
 """Keys visible to each query of a ubatch; every row is in exactly one lane."""
 
 

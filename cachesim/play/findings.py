@@ -92,7 +92,7 @@ class Trial:
         theirs = [patch for patch in family.patches if patch.server]
         foreign = any(patch.name in session.profile.patches for patch in theirs)
         if not foreign and all(options.get(flag, True) for flag in search.reuse_flags):
-            trial.unit = search.finds_again(family.read(session.profile, options))
+            trial.unit = search.finds_again(session.engine.flags)
         return trial
 
     @property

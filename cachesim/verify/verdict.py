@@ -111,9 +111,11 @@ def _is_of_the_rest(reply: Reply, oracle: Oracle) -> bool:
 
 def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
     """The worst verdict of several completions of one prompt."""
-    order = get_args(Answer)
     known = [verdict for verdict in verdicts if verdict is not None]
-    return max(known, key=lambda verdict: order.index(verdict.answer), default=None)
+    if len(known) < 2:
+        return known[0] if known else None
+    order = get_args(Answer)
+    return max(known, key=lambda verdict: order.index(verdict.answer))
 
 
 def _differences(network: Network, rows: Array, cold: Array) -> list[float]:

@@ -12,7 +12,7 @@ from ring_kit import LAYERS, NETWORKS, ONE_LAYER, PROMPT, cold, every_network, f
 from cachesim.errors import ContractError, PositionError, TokenError
 from cachesim.model.arithmetic import Network, PlainStore
 from cachesim.model.build import build
-from cachesim.model.ring import Pass, Powers, PrefixSums, fold, inverse, mix, powers, salt
+from cachesim.model.ring import DIGIT, Pass, Powers, PrefixSums, fold, inverse, mix, powers, salt
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, Lane, Lanes, Ubatch
 from cachesim.typed import there_is
@@ -162,7 +162,7 @@ def test_lanes_with_the_same_positions_and_bounds_are_looked_at_once() -> None:
     ends = np.arange(3)
     lane = Lane(rows=ends, keys=keys, values=keys, positions=ends, low=ends, high=ends)
     ubatch = Ubatch(tokens=ends, positions=ends)
-    run = Pass(ubatch, PlainStore(build(ModelSpec(layers=("attention",)), "ring")), powers(1))
+    run = Pass(ubatch, PlainStore(build(ModelSpec(layers=("attention",)), "ring")), powers(1), 0)
 
     assert run.sums(lane) is run.sums(lane._replace(keys=other))
     assert run.sums(lane) is not run.sums(lane._replace(low=ends.copy()))
@@ -292,6 +292,14 @@ def test_an_inverse_multiplies_to_one(word: int) -> None:
     odd = np.array([word], np.uint64)
 
     assert np.array_equal([1], odd * inverse(odd))
+
+
+@given(odd_words, st.lists(st.integers(0, (1 << DIGIT) - 1), min_size=1))
+def test_powers_of_one_digit_go_up_and_down(base: int, exponents: list[int]) -> None:
+    tables, short = Powers(base), np.array(exponents)
+
+    assert tables(short).tolist() == tables.up(short).tolist()
+    assert tables(-short).tolist() == tables.down(short).tolist()
 
 
 @given(odd_words, st.lists(st.integers(-(1 << 31), (1 << 31) - 1), min_size=1))

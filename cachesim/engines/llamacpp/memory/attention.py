@@ -1,6 +1,6 @@
 """The attention cache (`llama_kv_cache`): cells, their keys and values, pending updates, states."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial as bound
 from typing import Final, NamedTuple, TypeAlias
 
@@ -543,19 +543,25 @@ class Writer:
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the ubatch's keys and values into its cells, then return the lanes of its rows."""
-        if not self._plans:
+        if not self._parts:
             first, one = 0, len(self.slot.streams) == 1  # one list takes all rows of the ubatch
             for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
                 rows, n = self.cache.rows[stream], len(cells)
                 part = None if one else slice(first, first + n)
                 self._parts.append((rows, rows.places(cells), part))
                 first += n
+        for rows, to, part in self._parts:
+            rows.keys[layer][to] = keys if part is None else keys[part]
+            rows.values[layer][to] = values if part is None else values[part]
+        return self._lanes(layer)
+
+    def _lanes(self, layer: int) -> Iterator[Lane]:
+        """The lanes of the ubatch's rows, planned for the first layer that reads them."""
+        if not self._plans:
             for plan in plan_lanes(self.cache.streams, self.ubatch):
                 rows, top = self.cache.rows[plan.stream], plan.top_cell
                 if top >= rows.reach:
                     rows.cover(top)
                 self._plans.append((plan, rows))
-        for rows, to, part in self._parts:
-            rows.keys[layer][to] = keys if part is None else keys[part]
-            rows.values[layer][to] = values if part is None else values[part]
-        return tuple([plan.pick(rows, layer) for plan, rows in self._plans])
+        for plan, rows in self._plans:
+            yield plan.pick(rows, layer)
