@@ -7,7 +7,7 @@ from typing import Final
 
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError, ScenarioError
-from cachesim.export import llama_cpp, mlx_lm
+from cachesim.export import llama_cpp, mlx_lm, vllm
 from cachesim.export.case import Case, case_of
 from cachesim.export.proof import can_run, prove
 from cachesim.export.python_text import comment
@@ -27,6 +27,7 @@ class Form:
 FORMS: Final[Mapping[str, Form]] = {
     "llama.cpp": Form(kind="pytest", place="tools/server/tests/unit", write=llama_cpp.pytest_of),
     "mlx-lm": Form(kind="unittest", place="tests", write=mlx_lm.unittest_of),
+    "vllm": Form(kind="pytest", place="tests/v1/core", write=vllm.pytest_of),
 }
 """Engine -> the form of its tests."""
 

@@ -17,6 +17,8 @@ from cachesim.prove.environment import Environment
 from cachesim.prove.llama_cpp import worker
 from cachesim.prove.llama_cpp.server import environment_for as llama_cpp_environment
 from cachesim.prove.mlx_lm.process import environment_for as mlx_lm_environment
+from cachesim.prove.vllm.files import files_of as vllm_files
+from cachesim.prove.worker_process import ROOT
 
 Result: TypeAlias = Literal["passes", "fails", "error"]
 
@@ -65,6 +67,22 @@ def run_mlx_lm(text: str, profile: Profile, folder: Path) -> Ran:
     return _ran(profile, [str(python), "-m", "unittest", "test_exported"], folder, {})
 
 
+def run_vllm(text: str, profile: Profile, folder: Path) -> Ran:
+    """The test on the Python files of a release; a strict xfail counts as the failure that it is.
+
+    A scheduler runs no kernel, so the compiled part of the wheel stays empty.
+    """
+    files = vllm_files(profile.release)
+    python, suite = files.ready(), SUITE
+    suite.ready()
+    copy(FOLDER / "vllm_conftest.py", folder / "conftest.py")
+    (folder / "test_exported.py").write_text(text, encoding="utf-8")
+    command = [str(python), "-m", "pytest", "-q", "--runxfail", "-p", "no:cacheprovider"]
+    paths = os.pathsep.join((str(ROOT), str(suite.site)))
+    variables = {"PYTHONPATH": paths, "VLLM_FILES": str(files.folder), "HF_HUB_OFFLINE": "1"}
+    return _ran(profile, [*command, "test_exported.py"], folder, variables)
+
+
 def _ran(profile: Profile, command: list[str], folder: Path, variables: Mapping[str, str]) -> Ran:
     try:
         done = subprocess.run(
@@ -88,13 +106,18 @@ def _ran(profile: Profile, command: list[str], folder: Path, variables: Mapping[
 
 Runner: TypeAlias = Callable[[str, Profile, Path], Ran]
 
-RUNNERS: Final[Mapping[str, Runner]] = {"llama.cpp": run_llama_cpp, "mlx-lm": run_mlx_lm}
+RUNNERS: Final[Mapping[str, Runner]] = {
+    "llama.cpp": run_llama_cpp,
+    "mlx-lm": run_mlx_lm,
+    "vllm": run_vllm,
+}
 """Engine -> what runs its tests here."""
 
 
 ENVIRONMENTS: Final[Mapping[str, Callable[[str], Environment]]] = {
     "llama.cpp": llama_cpp_environment,
     "mlx-lm": mlx_lm_environment,
+    "vllm": vllm_files,
 }
 """Engine -> the environment of a release."""
 

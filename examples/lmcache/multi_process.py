@@ -26,9 +26,9 @@ from lmcache.integration.sglang import multi_process_adapter
 from lmcache.integration.sglang.sglang_adapter import LoadMetadata, StoreMetadata
 from lmcache.integration.vllm import vllm_multi_process_adapter as adapter
 
+from cachesim.prove.vllm.release_worker import install
 from cachesim.testing import Request, Server
 from cachesim.testing.contents import Rows
-from conformance.real.vllm.release_worker import install
 from examples.findings import check
 from examples.vllm.cache import BLOCK, Keys
 

@@ -12,9 +12,9 @@ from itertools import count as counter
 from pathlib import Path
 from typing import Any
 
+from cachesim.prove.vllm.release_worker import install
 from cachesim.testing import Request, Server
 from cachesim.testing.contents import PLACEHOLDER, Rows, joined, packed, split, unpacked
-from conformance.real.vllm.release_worker import install
 from examples.findings import check
 
 BLOCK = 8

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from cachesim.prove.vllm.release_worker import install
 from cachesim.prove.worker_side import NoOp, fitting
 from cachesim.testing import Request, Server
 from cachesim.testing.contents import Rows
 from conformance.real.vllm.caches_worker import Caches
-from conformance.real.vllm.release_worker import install
 from conformance.real.vllm.worker_settings import ConfigFactory
 from examples.findings import check
 from examples.vllm.cache import BLOCK, Keys

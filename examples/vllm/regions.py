@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 from unittest.mock import MagicMock
 
-from conformance.real.vllm.release_worker import install
+from cachesim.prove.vllm.release_worker import install
 
 NO_TRITON = ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_combined", "ssd_state_passing")
 """Kernels of states, which need Triton when they are imported."""

@@ -1,6 +1,5 @@
 """vLLM's real scheduler: its start, and the requests of a scenario."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,8 +16,8 @@ from cachesim.engines.vllm.server import Vllm
 from cachesim.engines.vllm.vocabulary import DraftsVerified
 from cachesim.errors import OptionError
 from cachesim.play.session import Record, Session
-from cachesim.prove.environment import Environment
 from cachesim.prove.playing import Override, overrides_of
+from cachesim.prove.vllm.files import KEPT, PACKAGES, PART
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 from conformance.real.schedules import (
@@ -161,22 +160,9 @@ def _proposals(record: Record, server: Vllm) -> list[int]:
     return [found.get(done, 0) for done in range(max(found, default=0) + 2)]
 
 
-PACKAGES: Final = Environment(
-    name="vllm-beside",
-    requirements=(
-        "torch==2.13.0+cpu", "transformers==5.17.0", "numpy", "pydantic==2.14.3", "aiohttp",
-        "cachetools", "cbor2", "cloudpickle", "einops", "fastapi", "jsonschema", "mcp",
-        "msgspec", "openai", "openai-harmony", "orjson", "oss-harmony", "pillow",
-        "prometheus_client", "protobuf", "psutil", "pybase64", "python-json-logger", "pyzmq",
-        "regex", "requests", "scipy", "sentencepiece", "six", "tiktoken",
-    ),
-)  # fmt: skip
-"""Imports of every release's configuration, scheduler and model runner; any build of
-torch will do."""
-
 SCHEDULER: Final = RealScheduler(
     family=FAMILY,
-    kept=re.compile(r"vllm/.*\.py"),
+    kept=KEPT,
     worker="conformance.real.vllm.scheduler_worker",
     draw=workloads.draw_async,
     play=play,
@@ -184,7 +170,7 @@ SCHEDULER: Final = RealScheduler(
     hurdles=hurdles,
     group_of=group_of,
     shared=("evicted", "cache", "queue"),
-    part="python",
+    part=PART,
     packages=PACKAGES,
 )
 """The scheduler with its own Python files and a CPU's torch."""

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from cachesim.prove.rows import read_row, spell
+from cachesim.prove.vllm.release_worker import install
 from cachesim.prove.worker_side import (
     Json,
     Real,
@@ -29,7 +30,6 @@ from cachesim.prove.worker_side import (
 )
 from conformance.real.vllm.caches_worker import Caches
 from conformance.real.vllm.groups import Groups, Spans
-from conformance.real.vllm.release_worker import install
 from conformance.real.vllm.worker_settings import (
     ConfigFactory,
     connector,

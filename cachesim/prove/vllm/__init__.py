@@ -1,0 +1,1 @@
+"""vLLM's own Python files, run on a machine without a GPU."""
