@@ -11,7 +11,7 @@ from cachesim.learn import ExecutedLesson, Lesson, execute, page
 from cachesim.learn import lessons as all_lessons
 from cachesim.learn.drawing import Boxes, Control, Drawn
 from cachesim.report.picture import Picture, Row
-from cachesim.report.svg import LINE, hatches, row_svg
+from cachesim.report.svg import LINE, bar_kinds, hatches, legend_high, legend_svg, row_svg
 from cachesim.report.texts import Bar
 from pages.tables import linked
 
@@ -28,7 +28,15 @@ _executed = cache(execute)
 
 
 def _page(lesson: Lesson) -> str:
-    return NAMED.sub(lambda found: linked(found[0], found[1]), page(_executed(lesson)))
+    """A page; one that asks before it shows a picture opens with the bars of its first run."""
+    done = _executed(lesson)
+    title, about, terminal, rest = page(done).split("\n\n", 3)
+    first = next(part for part in done.parts if part.question or part.shown)
+    opening = (
+        [] if first.shown else [f'<figure class="memory">{_bars(lesson, numbers=False)}</figure>']
+    )
+    text = "\n\n".join([title, about, *opening, terminal, rest])
+    return NAMED.sub(lambda found: linked(found[0], found[1]), text)
 
 
 ROWS: Final = 3
@@ -39,7 +47,7 @@ LETTER: Final = 0.022
 
 def index() -> str:
     """A card for each lesson: requests of its first picture of a run, and its title as a link."""
-    cards = [_card(lesson, first_picture(_executed(lesson))) for lesson in all_lessons()]
+    cards = [_card(lesson) for lesson in all_lessons()]
     return '<div class="cards lessons">\n' + "\n".join(cards) + "\n</div>\n"
 
 
@@ -61,30 +69,41 @@ def _asked(picture: Picture) -> list[Row]:
     return [row for row in picture.rows if row.kind == "request"]
 
 
-def _card(lesson: Lesson, picture: Picture) -> str:
-    rows = _asked(picture)[:ROWS]
-    wide = max(bar.end for row in rows for bar in row.bars)
-    uid = f"lesson{lesson.number}"
-    drawn = "".join(
-        f'<svg class="r" y="{LINE * i}" width="100%" height="{LINE}">'
-        f"{row_svg(_short(row, wide), wide, uid)}</svg>"
-        for i, row in enumerate(rows)
-    )
-    told = ". ".join(f"{row.label}: {', '.join(bar.text for bar in row.bars)}" for row in rows)
+def _card(lesson: Lesson) -> str:
     return (
-        f'<div class="card"><svg class="cs-pic" role="img" aria-label="{escape(told)}"'
-        f' width="100%" height="{LINE * len(rows)}">{hatches(uid)}{drawn}</svg>'
+        f'<div class="card">{_bars(lesson, numbers=True)}'
         f'<p><a href="_generated/lessons/{lesson.file.removesuffix(".md")}.html">'
         f"{lesson.number}. {escape(lesson.title)}</a></p></div>"
     )
 
 
-def _short(row: Row, wide: int) -> Row:
+def _bars(lesson: Lesson, *, numbers: bool) -> str:
+    """Requests of the first run; without numbers where a question is going to ask for them."""
+    rows = _asked(first_picture(_executed(lesson)))[:ROWS]
+    wide = max(bar.end for row in rows for bar in row.bars)
+    uid, top = f"lesson{lesson.number}", LINE * len(rows)
+    drawn = "".join(
+        f'<svg class="r" y="{LINE * i}" width="100%" height="{LINE}">'
+        f"{row_svg(_short(row, wide, numbers=numbers), wide, uid)}</svg>"
+        for i, row in enumerate(rows)
+    )
+    told = ". ".join(f"{row.label}: {', '.join(bar.text for bar in row.bars)}" for row in rows)
+    kinds = bar_kinds(rows)
+    high = 0 if numbers else legend_high(kinds)
+    legend = "" if numbers else f'<svg y="{top + 6}" width="100%">{legend_svg(kinds, uid)}</svg>'
+    name = told if numbers else "requests of this lesson"
+    return (
+        f'<svg class="cs-pic" role="img" aria-label="{escape(name)}" width="100%"'
+        f' height="{top + high}">{hatches(uid)}{drawn}{legend}</svg>'
+    )
+
+
+def _short(row: Row, wide: int, *, numbers: bool) -> Row:
     """A row for a narrow picture: a bar that is too short for its words has their number."""
 
     def words(bar: Bar) -> str:
         room = (bar.end - bar.start) / wide / LETTER
-        fitting = (bar.text, bar.text.partition(" ")[0], "")
+        fitting = (bar.text, bar.text.partition(" ")[0], "") if numbers else ("",)
         return next(text for text in fitting if len(text) <= room)
 
     bars = tuple(replace(bar, text=words(bar)) for bar in row.bars)

@@ -19,3 +19,10 @@ def test_the_index_has_a_picture_and_a_link_for_each_lesson() -> None:
         told = re.findall(r'aria-label="([^"]*)"', card)[0].split(". ")
         assert 2 <= len(told) == card.count('<svg class="r"') <= lessons.ROWS
         assert all(re.fullmatch(r"request .*: .*(cached|prefilled).*", each) for each in told)
+
+
+def test_each_lesson_opens_with_a_picture() -> None:
+    for name, write in lessons.pages().items():
+        page = write()
+        first = min(page.index(each) for each in ("<figure", "<form") if each in page)
+        assert page[first:].startswith("<figure"), name
