@@ -140,6 +140,10 @@ def examined(
         files = () if settings.emit is None else tuple(result.write(settings.emit, target))
         about = [f"not a default: {override}" for override in served.overrides]
         about.append(f"uncached answers: {result.how_cold}")
+        told = target.dialect.facts.options
+        if told:
+            listed = ", ".join(f"{name}={value}" for name, value in told.items())
+            about.append(f"the server says of itself: {listed}")
         about += [rounding(examiner.judge)] if examiner.judge.noise.alone else []
         return Examined(
             model=served.model,
@@ -171,11 +175,16 @@ def _simulated(served: Served, target: Target) -> Callable[[], list[Candidate]] 
     if profile is None or spec is None:
         return None
     network = build(replace(spec, vocabulary=VOCABULARY), "counts")
+    known_options = {option.name for option in family_of(profile.engine).table()}
     layouts: list[dict[str, Any]] = [{}]
     if family_of(profile.engine).has_slots and facts.slots and facts.context:
         layouts.append({"parallel": facts.slots, "ctx_size": facts.slots * facts.context})
         layouts.append({"parallel": facts.slots, "ctx_size": facts.context, "kv_unified": True})
-    flags = [{**layout, **served.options} for layout in layouts]
+    exported = {name: value for name, value in facts.options.items() if name in known_options}
+    for name, value in served.options.items():
+        if exported.get(name, value) != value:
+            raise InputError(f"{name} is {value} here, and the server says {exported[name]}")
+    flags = [{**exported, **layout, **served.options} for layout in layouts]
 
     def new() -> list[Candidate]:
         return [

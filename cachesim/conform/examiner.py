@@ -135,7 +135,7 @@ class Examiner(Probe):
             for verdict in filter(None, (count, lost)):
                 verdict.missing = "the server reports no cached tokens"
             return
-        fresh = self.target.process is not None
+        fresh = self.target.process is not None or self.target.restart()
         if lost is not None and not (self._named and fresh):
             lost.missing = (
                 "what may be reused depends on release, model and flags: name them with"

@@ -184,6 +184,14 @@ class Connection:
             return answer if status == 200 else None
         return None
 
+    def text(self, path: str) -> str:
+        """An answer that is no JSON, as that of `/metrics`; nothing for a status other than 200."""
+        with suppress(FaultError), self._sent("GET", path, None, 10) as (link, ends):
+            response = answer_on(link, "GET", ends)
+            data = response.read(LONGEST_ANSWER)
+            return data.decode("utf-8", "replace") if response.status == 200 else ""
+        return ""
+
     def post(self, path: str, body: JsonObject, tokens: int) -> tuple[int, Json]:
         """Send a counted request; its status and its JSON."""
         self.meter.take(tokens)

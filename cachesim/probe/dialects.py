@@ -6,7 +6,7 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar, Final
 
@@ -54,6 +54,7 @@ class Facts:
     counts: bool = True  # it reports cached tokens
     probabilities: bool = True
     forces: bool = False  # replies can be forced
+    options: Mapping[str, Any] = field(default_factory=dict)  # of a simulated server, as exported
 
 
 class Dialect(ABC):
@@ -122,6 +123,10 @@ class Dialect(ABC):
 
     def erase(self) -> None:  # noqa: B027 - most have no such request
         """Empty the cache, where HTTP can."""
+
+    def emptied(self) -> bool:
+        """Empty the cache; True if the server says that nothing is left, as after a start."""
+        return False
 
     def slot_file(self, action: str, slot: int, name: str) -> str:
         """Save a slot to a file, or restore it from one; the server's refusal, if it refuses."""
@@ -252,6 +257,19 @@ def _llama_row(place: JsonObject) -> Row:
     return {e["tok_str"]: math.log(e["prob"]) for e in place.get("probs", ()) if e["prob"] > 0}
 
 
+EXPORTED: Final[Mapping[str, str]] = {
+    "block_size": "block_size",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "num_gpu_blocks": "num_gpu_blocks_override",
+}
+"""What vLLM says of its cache among its metrics, and the options of a simulated one."""
+
+CACHE_LINE: Final = re.compile(r"^vllm:cache_config_info\{(.{1,4000})\} 1", re.MULTILINE)
+SIZE: Final = re.compile(r"[1-9][0-9]{0,8}")
+TRUTHS: Final = ("True", "False")
+LABEL: Final = re.compile(r'(\w{1,60})="([^"]{0,200})"')
+
+
 class VllmServer(Dialect):
     """vLLM, through `/v1/completions`: a fresh salt has no cached block."""
 
@@ -268,8 +286,22 @@ class VllmServer(Dialect):
             return False
         self.model = str(mapping(models[0]).get("id", ""))
         context = number_in(mapping(models[0]).get("max_model_len"), MOST_CONTEXT) or None
-        self.facts = Facts(version=printable(str(version))[:60], parallel=4, context=context)
+        self.facts = Facts(
+            version=printable(str(version))[:60],
+            parallel=4,
+            context=context,
+            options=self._exported() | ({"max_model_len": context} if context else {}),
+        )
         return self._try(self._words_of(self._vocabulary()))
+
+    def _exported(self) -> dict[str, Any]:
+        """What it says of its cache, in the form of options of a simulated server."""
+        line = CACHE_LINE.search(self.connection.text("/metrics"))
+        labels = dict(LABEL.findall(line[1])) if line else {}
+        told = {option: labels.get(name, "") for name, option in EXPORTED.items()}
+        sizes = {option: int(text) for option, text in told.items() if SIZE.fullmatch(text)}
+        flags = {option: text == "True" for option, text in told.items() if text in TRUTHS}
+        return sizes | flags
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:
         body: JsonObject = {
@@ -302,7 +334,11 @@ class VllmServer(Dialect):
         )
 
     def erase(self) -> None:
-        self.connection.query("POST", "/reset_prefix_cache")
+        self.emptied()
+
+    def emptied(self) -> bool:
+        """Releases that do not say if it was done are not believed."""
+        return mapping(self.connection.query("POST", "/reset_prefix_cache")).get("success") is True
 
 
 def _token_id(text: str) -> Word:

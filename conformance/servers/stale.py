@@ -4,6 +4,7 @@ right    t0 ... t[n-k] ... t[n-1] | t[n]     what the layers of one kind keep is
 stale    t0 ... o      ... o      | t[n]     tokens for the last k, all else is right
 """
 
+from collections.abc import Mapping
 from functools import cache
 from random import Random
 from typing import Final
@@ -73,12 +74,24 @@ def _ids(tokens: list[int]) -> Integers:
 @cache
 def refuse_forgetful(spec: ModelSpec) -> None:
     """InputError for a model with layers whose stale content would pass for rounding."""
-    for kind in dict.fromkeys(spec.layers):
+    far: dict[str, dict[str, float]] = {
+        kind: {str(age): max(moved(spec, kind, age, at) for at in range(TRIES)) for age in AGES}
+        for kind in dict.fromkeys(spec.layers)
+    }
+    refuse_stale(spec.name, far)
+
+
+def refuse_stale(name: str, far: Mapping[str, Mapping[str, float]]) -> None:
+    """InputError if log probabilities move too little, by kind of layer and age.
+
+    Age 0 is two equal runs: their distance is the rounding of whatever ran the model.
+    """
+    for kind, ages in far.items():
+        rounding = max(ROUNDING, ages.get("0", 0.0))
         for age in AGES:
-            far = max(moved(spec, kind, age, seed) for seed in range(TRIES))
-            if far < VISIBLE * ROUNDING:
+            if ages[str(age)] < VISIBLE * rounding:
                 raise InputError(
-                    f"{spec.name}: what its {kind} layers keep may be of {age} other tokens, and"
-                    f" log probabilities move by {far:.2g} alone; rounding is up to {ROUNDING:.2g},"
-                    " so that the model certifies nothing"
+                    f"{name}: what its {kind} layers keep may be of {age} other tokens, and log"
+                    f" probabilities move by {ages[str(age)]:.2g} alone; rounding is up to"
+                    f" {rounding:.2g}, so that the model certifies nothing"
                 )

