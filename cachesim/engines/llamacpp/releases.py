@@ -580,6 +580,13 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         lay=laying(reuse={"resumes_behind": True}),
         cures="a window loses a key at each trip through the prompt cache",
     ),
+    Patch(
+        name="dry-run-restores",
+        about="a dry run that finds room for a batch puts back every cell that it emptied",
+        fits=ALL,
+        lay=laying(memory={"dry_run_restores": True}),
+        cures="a prompt that shares a batch loses the keys before its own tokens",
+    ),
 )
 """Numbered patches are pull requests at ggml-org/llama.cpp; other names are cachesim's."""
 

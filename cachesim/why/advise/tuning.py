@@ -39,9 +39,9 @@ from cachesim.why.rebuild.from_recording import (
     order_of,
     spec_for,
     started,
-    wrong_answers,
 )
 from cachesim.why.rebuild.prompts import Prompt
+from cachesim.why.replay.judged import wrong_answers
 from cachesim.why.replay.other import Outcome, Replayable, Workload
 from cachesim.why.replay.player import FAILED, replayed
 from cachesim.why.replay.proof import (

@@ -15,7 +15,7 @@ from cachesim.why.explain.remedies import remedy_of
 from cachesim.why.explain.wrong import wrong_too
 from cachesim.why.infer.settings import RELEASES, Settings
 from cachesim.why.infer.sizes import context_bytes
-from cachesim.why.rebuild.from_recording import wrong_answers
+from cachesim.why.replay.judged import judged, lost_in_a_dry_run, wrong_answers
 from cachesim.why.replay.other import (
     ServerResult,
     Workload,
@@ -278,8 +278,10 @@ def add_wrong(
         run = next(of_played)
         known = {number for answer in found["wrong"] for number in answer["requests"]}
         workload = of_kind(Workload, run.subject)
-        wrong = wrong_answers(workload, run.subject.profile, dict(run.options), most=MOST_JUDGED)
-        found["wrong"] += wrong_too(replay, first, wrong or (), known)
+        server = judged(workload, run.subject.profile, run.options, most=MOST_JUDGED)
+        if server is not None and server.wrong:
+            lost = lost_in_a_dry_run(server, workload, run.options)
+            found["wrong"] += wrong_too(replay, first, server.wrong, known, lost)
         first += len(replay.requests)
 
 

@@ -46,7 +46,7 @@ def more_of(replay: Replay, likeliest: Workload, proof: Proof) -> Iterator[Workl
     """Further prompts that fit the log, and other orders of requests that overlapped."""
     yield from _drawn(replay, proof, MORE_DRAWS)
     for order in other_orders(likeliest.order, int(replay.settings.values.get("parallel", 1))):
-        yield replace(likeliest, order=order)
+        yield replace(likeliest, order=order, moves=())
 
 
 def like_lost(replay: Replay, proof: Proof) -> Iterator[Workload]:

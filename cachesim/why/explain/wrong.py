@@ -25,6 +25,7 @@ STATE: Final = "llama.cpp-three-requests"
 WINDOW_STATE: Final = "llama.cpp-three-requests-window"
 WINDOW_FROM_RAM: Final = "llama.cpp-swa-full-from-ram"
 WINDOW_BEYOND: Final = "llama.cpp-24411-checkpoint-beyond-divergence"
+WINDOW_LOST: Final = "llama.cpp-window-lost-in-a-dry-run"
 WINDOW_ONE: Final = "llama.cpp-window-checkpoint-one-token-beyond"
 CHUNKS: Final = "llama.cpp-26557-chunk-reuse-hybrid"
 SHIFTED: Final = "llama.cpp-shift-old-checkpoints"
@@ -41,6 +42,8 @@ SAYS: Final[Mapping[str, str]] = {
     SHIFTED: "resumed from a checkpoint of before a context shift",
     FROM_FILE: "resumed from a checkpoint of before its slot was restored from a file",
     WINDOW_BEYOND: "resumed from a window's checkpoint beyond the divergence",
+    WINDOW_LOST: "shared a batch with other prompts, for which the server emptied part of the "
+    "window that it should see. Set `--no-kv-unified`, or `--parallel 1`",
     WINDOW_ONE: "resumed from a window that lacks a key which its next token should see",
     "": "got another answer in the replay than in an uncached run",
 }
@@ -62,16 +65,22 @@ def wrong_in(replays: Sequence[Replay], requests: Sequence[Mapping[str, Any]]) -
 
 
 def wrong_too(
-    replay: Replay, first: int, wrong: Sequence[int], known: Collection[int]
+    replay: Replay,
+    first: int,
+    wrong: Sequence[int],
+    known: Collection[int],
+    lost: Collection[int] = (),
 ) -> list[Json]:
-    """Findings of the replay's answers (`first`: the number of its first request in the report).
+    """Findings of the replay's answers (`first`: the number of its first request in the report;
+    `lost`: those that are right where a dry run of a batch changes nothing).
 
     Of requests that the replay does not reproduce, and of those that are known, it says nothing.
     """
     groups: dict[str, list[int]] = {}
     for number in wrong:
         if number >= 0 and first + number not in known and _is_reproduced(replay, number):
-            groups.setdefault(_scenario_of(replay, number), []).append(first + number)
+            name = WINDOW_LOST if number in lost else _scenario_of(replay, number)
+            groups.setdefault(name, []).append(first + number)
     profile = replay.settings.profile
     return [_finding(numbers, name, SAYS[name], profile) for name, numbers in groups.items()]
 

@@ -412,7 +412,7 @@ class Rebuilder:
         for text, place in hints.openings.items():
             marks.setdefault(text, set()).add(place)
         self.player.saved_after = frozenset(hints.files.values())
-        self.replay = Replay(log, settings, hints, Hints(marks=marks))
+        self.replay = Replay(log, settings, hints, Hints(marks=marks), moves=self.player.moves)
         self.progress = progress
         self._next = 0  # the moment to run next
         self._running: list[int] = []

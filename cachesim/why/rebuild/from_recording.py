@@ -6,104 +6,35 @@ work together where the times are known: these are launched before the first of 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines import FAMILIES
-from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.engines.base import Engine, Request
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
-from cachesim.engines.tokens import Rope, Run
+from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.play.loop import EndlessError, Loop
+from cachesim.play.loop import Loop
 from cachesim.play.session import SlotActions, SlotFiles
-from cachesim.scenario.prompts import mixed
 from cachesim.typed import mapping
-from cachesim.units import Token, Tokens
-from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import judge
 from cachesim.why.infer.settings import RELEASES
 from cachesim.why.read.dump import Recorded
 from cachesim.why.read.segments import whole
 from cachesim.why.read.slot_actions import SlotAction
 from cachesim.why.rebuild.prompts import Prompt
-from cachesim.why.replay.other import Workload
+from cachesim.why.replay.judged import VOCABULARY, numbered
 from cachesim.why.replay.player import (
     FAILED,
-    MOST_TURNS,
     NO_FILE,
     Player,
     Replayed,
     ReplayRequest,
-    accepts_spans,
     replayed,
 )
-
-VOCABULARY: Final = 65_536
-FIRST: Final = 300
-
-
-def wrong_answers(
-    workload: Workload, profile: str, options: dict[str, Any], *, most: int
-) -> list[int] | None:
-    """Requests with wrong answers on a server; None above a number of prompt tokens."""
-    if sum(len(replay_request.prompt) for replay_request in workload.submitted.values()) > most:
-        return None
-    spec = replace(workload.spec, vocabulary=VOCABULARY)
-    engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")
-    engine.limit_turns(MOST_TURNS)
-    oracle = Oracle(engine.network)
-    tickets: dict[int, Ticket] = {}
-    wrong: list[int] = []
-    try:
-        for what, number in workload.order:
-            if what == "erase":
-                continue
-            request = workload.submitted[number]
-            if what == "launch":
-                tickets[number] = engine.submit(_request(request, profile))
-            elif _is_wrong(engine, tickets[number], oracle):
-                wrong.append(number)
-    except (UpstreamAbort, EndlessError):
-        return wrong
-    return wrong
-
-
-def _request(request: ReplayRequest, profile: str) -> Request:
-    held = request.cancel_at
-    most = len(request.reply) if held is None else max(1, held - len(request.prompt) + 1)
-    reply = numbered(request.reply[:most])
-    return Request(
-        prompt=numbered(request.prompt),
-        predict=max(1, len(reply)),
-        reply=reply,
-        slot=request.slot,
-        cache_prompt=request.cache_prompt,
-        options=request.options(spans=accepts_spans(profile)),
-    )
-
-
-def _is_wrong(engine: Engine, ticket: Ticket, oracle: Oracle) -> bool:
-    Loop(engine, most=MOST_TURNS).drain(until=lambda: engine.reply(ticket) is not None)
-    reply = engine.reply(ticket)
-    verdict = None if reply is None else judge(reply, oracle)
-    return verdict is not None and verdict.answer == "diverged"
-
-
-def numbered(rope: Rope) -> Tokens:
-    """The tokens of a rope as vocabulary ids, equal for equal places of a text."""
-    return tuple(chain.from_iterable(_numbered_run(run) for run in rope.runs))
-
-
-@lru_cache(maxsize=256)  # the requests of a log are run with many settings
-def _numbered_run(run: Run) -> Tokens:
-    return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in Rope([run]))
-
 
 LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
 MLX_VERSION: Final = re.compile(r"(\d{1,6}\.\d{1,6}\.\d{1,6})-\d{1,6}\.\d")

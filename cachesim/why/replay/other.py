@@ -15,7 +15,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.tokens import Rope
 from cachesim.model.spec import ModelSpec
 from cachesim.why.infer.settings import Settings
-from cachesim.why.replay.player import FAILED, Player, Replayed, ReplayRequest
+from cachesim.why.replay.player import FAILED, Move, Player, Replayed, ReplayRequest
 from cachesim.why.replay.replayed import Replay
 
 
@@ -94,6 +94,7 @@ class Workload(Replayable):
 
     submitted: Mapping[int, ReplayRequest]
     order: tuple[tuple[str, int], ...]
+    moves: tuple[Move, ...] = ()  # of the order, with the turns in which its requests overlapped
 
     @property
     def requests(self) -> int:
@@ -122,6 +123,7 @@ def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
         spec or settings.spec,
         submitted,
         tuple(replay.order),
+        tuple(replay.moves),
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Loss
@@ -26,6 +26,7 @@ from cachesim.engines.llamacpp.vocabulary.events import (
 )
 from cachesim.engines.tokens import Rope
 from cachesim.errors import UpstreamAbort
+from cachesim.model import ArithmeticName
 from cachesim.model.spec import ModelSpec
 from cachesim.play.session import SlotFiles
 from cachesim.typed import of_kind
@@ -37,6 +38,9 @@ MOST_TURNS: Final = 200_000
 
 NO_FILE: Final = "no file"
 """A file name that is never saved."""
+
+Move: TypeAlias = tuple[str, int]
+"""`launch` or `finish` and a request, `erase` and a slot, `turn` and the most tokens of a reply."""
 
 AT_ONCE: Final = 1 << 30
 ENDLESS_REPLY: Final = 1 << 20
@@ -98,11 +102,14 @@ OF_CHECKPOINTS: Final = (CheckpointCreated, CheckpointKept, CheckpointRestored)
 class Player:
     """A server with its running requests."""
 
+    arithmetic: ArithmeticName = "counts"
+
     def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
         self.files = SlotFiles()
         engine = Engine.create(
-            profile, model=spec, options=dict(options), arithmetic="counts", store=self.files
-        )
+            profile, model=spec, options=dict(options), arithmetic=self.arithmetic,
+            store=self.files,
+        )  # fmt: skip
         self.engine = of_kind(LlamaCpp, engine)  # the profile says so
         engine.leave_out_comparisons()
         self.accepts_spans = accepts_spans(profile)
@@ -112,7 +119,12 @@ class Player:
         self.submitted: dict[int, ReplayRequest] = {}
         self.seen: dict[int, int] = {}  # events there were when a request came
         self.saved_after = frozenset[int]()  # requests after which their slot goes to a file
+        self.moves: list[Move] = []  # all that was done, for a server that does it again
         self.dead = False
+
+    def tokens(self, rope: Rope) -> Tokens:
+        """A text as its server takes it: without a network, a rope is enough."""
+        return cast("Tokens", rope)
 
     def fork(self) -> "Player":
         """A copy of the server, for a trial."""
@@ -125,7 +137,7 @@ class Player:
         shared = {id(value): value for value in frozen}
         twin.engine, twin.files = deepcopy((self.engine, self.files), shared)
         twin.tickets, twin.submitted = self.tickets.copy(), self.submitted.copy()
-        twin.seen = self.seen.copy()
+        twin.seen, twin.moves = self.seen.copy(), []
         return twin
 
     def held(self) -> tuple[list[Rope], list[Rope]]:
@@ -170,6 +182,7 @@ class Player:
 
     def erase(self, slot: int) -> None:
         """Erase an idle slot."""
+        self.moves.append(("erase", slot))
         if not self.dead:
             self.engine.slot_erase(slot)
             self.engine.take_in()
@@ -196,12 +209,14 @@ class Player:
         self.engine.slot_restore(slot, name)
         self.engine.take_in()
         prompt = self.engine.server.slots[slot].prompt
-        rope = Rope()
-        rope += prompt.tokens  # files hold numbers
-        prompt.tokens = cast("list[Token]", rope)
+        if self.arithmetic == "counts":
+            rope = Rope()
+            rope += prompt.tokens  # files hold numbers
+            prompt.tokens = cast("list[Token]", rope)
 
     def launch(self, request: ReplayRequest) -> None:
         """Queue a request, and assign a slot to it if the server is idle."""
+        self.moves.append(("launch", request.number))
         if request.file is not None and not self.dead:
             self.read_back(str(request.file[0]), request.file[1])
         self.seen[request.number] = len(self.engine.events)
@@ -209,9 +224,9 @@ class Player:
         predict = ENDLESS_REPLY if request.cancel_at is not None else len(request.reply)
         self.tickets[request.number] = self.engine.submit(
             Request(
-                prompt=cast("Tokens", request.prompt),
+                prompt=self.tokens(request.prompt),
                 predict=max(predict, 1),
-                reply=cast("Tokens", request.reply),
+                reply=self.tokens(request.reply),
                 slot=request.slot,
                 cache_prompt=request.cache_prompt,
                 completions=request.completions,
@@ -260,7 +275,8 @@ class Player:
             self.dead = True
             return FAILED
         ticket = self.tickets.pop(number)
-        self._end_in_turn(self.engine.reply(ticket))
+        self.moves.append(("finish", number))
+        self.ends(number, self.engine.reply(ticket))
         replies = self.engine.replies(ticket)
         self.submitted.pop(number, None)
         reply = self.engine.reply(ticket)
@@ -280,7 +296,7 @@ class Player:
         began_at = next((int(cut.n_tokens) for cut in cuts), None) if reply.error else None
         return replace(replayed(reply, events), children=children, began_at=began_at)
 
-    def _end_in_turn(self, reply: Reply | None) -> None:
+    def ends(self, number: int, reply: Reply | None) -> None:
         """Let an idle slot be the last one used: requests end in the recorded order, though a turn
         of the replay may end several.
         """
@@ -292,6 +308,7 @@ class Player:
 
     def _step(self, at_once: int = AT_ONCE) -> bool:
         """Take a turn; requests end in it where their clients left, whichever is waited for."""
+        self.moves.append(("turn", at_once))
         for number, request in self.submitted.items():
             if request.cancel_at is None or self.engine.reply(self.tickets[number]) is not None:
                 continue

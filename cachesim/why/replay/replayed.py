@@ -7,7 +7,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.why.infer.evidence import Lengths
 from cachesim.why.infer.settings import Settings
 from cachesim.why.read.observed import UNKNOWN, Known, Observed, ServerLog
-from cachesim.why.replay.player import FAILED, Replayed, ReplayRequest
+from cachesim.why.replay.player import FAILED, Move, Replayed, ReplayRequest
 
 FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
 """Texts of a request: its new part, its reply, the text before the log and its reply."""
@@ -82,6 +82,7 @@ class Replay:
     requests: list[Rebuilt] = field(default_factory=list)
     invented: list[ReplayRequest] = field(default_factory=list)  # what came before the log begins
     order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
+    moves: list[Move] = field(default_factory=list)  # the player's: these and its turns
 
     @property
     def comparable(self) -> list[Rebuilt]:

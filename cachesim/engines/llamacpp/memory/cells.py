@@ -441,6 +441,8 @@ class Streams:
         self.size = size
         self.mask = mask
         self.reclaims = mask.kind != "none"  # takes cells that the window hides
+        self.restores = rules.dry_run_restores
+        self.lost = False  # a dry run has emptied cells that the window does not hide
         count = 1 if unified else n_seq_max
         self.cells = [Cells(size, counts_positions=rules.counts_positions) for _ in range(count)]
         self.heads = [0] * count
@@ -738,6 +740,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
             return [slot]
     slots: list[SlotInfo] = []
     saved: list[_Saved] = []
+    before = [(cells.pos.copy(), cells.bits.copy()) for cells in streams.cells]
     for ubatch in ubatches:
         slot = find_slot(streams, ubatch)
         if slot is None:
@@ -751,7 +754,11 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
         saved.append(_Saved(slot, tuple(streams.heads), tuple(kept)))
         apply_ubatch(streams, slot, ubatch)
     # Cells and heads are restored, the last ones first. Trap: other cells emptied by a purge stay
-    # empty, so a failed decode can lose window positions.
+    # empty. What a later ubatch does not need is gone before an earlier one is computed:
+    #
+    #     seq 1          [ ... window )
+    #     ubatches       [ seq 0 .... )[ seq 0 .. seq 1, from there on )[ seq 1 ........ )
+    #     the last one   takes an old cell of seq 1, and purges the window from there down
     for step in reversed(saved):
         slot = step.slot
         for stream, found, content in zip(slot.streams, slot.cells, step.contents, strict=True):
@@ -759,7 +766,23 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
             cells.wipe(filled[cells.pos[filled] != EMPTY])  # a later purge may have emptied some
             cells.give(*content)
         _put_back_heads(streams, slot, step.heads)
+    _purged(streams, before)
     return slots if len(slots) == len(ubatches) else None
+
+
+def _purged(streams: Streams, before: Sequence[tuple[Array, Array]]) -> None:
+    """Put back what a dry run purged, or note that a window lacks some of it now."""
+    for cells, (pos, bits) in zip(streams.cells, before, strict=True):
+        words, width = bits.shape
+        gone = np.flatnonzero((bits & ~cells.bits[:words, :width]).any(axis=0))
+        if gone.size and streams.restores:
+            cells.wipe(gone[cells.pos[gone] != EMPTY])
+            cells.give(gone, pos[gone], bits[:, gone])
+        elif gone.size and not streams.lost:
+            streams.lost = any(
+                not streams.mask.hides_each(pos[gone], cells.pos_max(seq) + 1).all()
+                for seq in _set_bits(np.bitwise_or.reduce(bits[:, gone], axis=1))
+            )
 
 
 def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:

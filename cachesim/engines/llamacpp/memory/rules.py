@@ -87,6 +87,8 @@ class MemoryRules:
     # cells
     counts_positions: bool
     """Positions are counted, so a sequence copied twice leaves phantom positions."""
+    dry_run_restores: bool
+    """A dry run of a batch leaves all cells as they were (was: without those that it purged)."""
 
     # capability
     probe: ProbeAnswer
@@ -122,6 +124,7 @@ B9094: Final = MemoryRules(
     advances_all_ids=True,
     refuses_decreasing=False,
     counts_positions=True,
+    dry_run_restores=False,
     probe="unknown",
 )
 
@@ -155,6 +158,7 @@ B11434: Final = replace(
     advances_all_ids=False,
     refuses_decreasing=True,
     counts_positions=False,
+    dry_run_restores=False,
     probe="at-once",
 )
 
