@@ -115,8 +115,9 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _wrong_answers(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     for wrong in found["wrong"]:
         shown_by = f" Scenario: {wrong['scenario']}." if wrong["scenario"] else ""
+        what = "THE SERVER LOOPS" if wrong["kind"] == "loop" else "WRONG ANSWERS ARE POSSIBLE"
         yield Text(
-            f"WRONG ANSWERS ARE POSSIBLE, {numbered('request', wrong['requests'])}: "
+            f"{what}, {numbered('request', wrong['requests'])}: "
             f"{wrong['says']}.{shown_by} Evidence: {wrong['evidence']}.",
             style="wrong",
         )

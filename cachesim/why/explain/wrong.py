@@ -15,12 +15,13 @@ from cachesim.model.spec import ModelSpec
 from cachesim.scenario.files import load
 from cachesim.scenario.labels import SOURCE, label_of
 from cachesim.scenario.shipped import shipped_file
-from cachesim.why.read.observed import OVERWRITTEN
+from cachesim.why.read.observed import ENDLESS, OVERWRITTEN
 from cachesim.why.replay.replayed import Replay
 
 Json: TypeAlias = dict[str, Any]
 
 BUSY: Final = "llama.cpp-pinned-busy-slot"
+LOOPS: Final = "llama.cpp-pinned-loops-forever"
 STATE: Final = "llama.cpp-three-requests"
 WINDOW_STATE: Final = "llama.cpp-three-requests-window"
 WINDOW_FROM_RAM: Final = "llama.cpp-swa-full-from-ram"
@@ -34,6 +35,9 @@ FROM_FILE: Final = "llama.cpp-restore-old-checkpoints"
 SAYS: Final[Mapping[str, str]] = {
     BUSY: "ran when another request named its slot (`id_slot`): the server loaded a conversation "
     "of the prompt cache over it. Leave `id_slot` out, or wait for the answer",
+    LOOPS: "was read without end, and no client was answered meanwhile: another request named its "
+    "slot (`id_slot`), and the server loaded a longer conversation over it. Leave `id_slot` out, "
+    "or wait for the answer",
     STATE: "resumed from a state that holds tokens of another prompt",
     WINDOW_STATE: "resumed from a window that holds keys of another prompt",
     WINDOW_FROM_RAM: "came back from the prompt cache without keys that the window should see. "
@@ -56,8 +60,7 @@ def wrong_in(replays: Sequence[Replay], requests: Sequence[Mapping[str, Any]]) -
     for request in (request for request in requests if request["stale"]):
         settings = replays[request["server"]].settings
         scenario = STATE if not settings.spec.window else WINDOW_STATE
-        if request["stale"] == OVERWRITTEN:
-            scenario = BUSY
+        scenario = {OVERWRITTEN: BUSY, ENDLESS: LOOPS}.get(request["stale"], scenario)
         says = SAYS[scenario] if settings.is_played else request["stale"]
         key = (scenario if settings.is_played else "", says, settings.profile)
         groups.setdefault(key, []).append(request["number"])
@@ -92,7 +95,11 @@ def _is_reproduced(replay: Replay, number: int) -> bool:
 
 def _finding(numbers: Sequence[int], scenario: str, says: str, profile: str) -> Json:
     evidence = evidence_of(scenario, profile) if scenario else SOURCE
-    return {"requests": [*numbers], "scenario": scenario, "says": says, "evidence": evidence}
+    kind = "loop" if scenario == LOOPS else "wrong answer"
+    return {
+        "requests": [*numbers], "scenario": scenario, "says": says, "evidence": evidence,
+        "kind": kind,
+    }  # fmt: skip
 
 
 def _scenario_of(replay: Replay, number: int) -> str:

@@ -104,6 +104,37 @@ class Tally:
         return longest if many and longest < WIDEST else 0
 
 
+class Looping:
+    """Lines that a server writes without end: up to a million in four seconds.
+
+    0.05.602.294 I slot   operator(): id  0 | task 5 | cached n_tokens = 5000, memory_seq_rm [5000
+    0.05.602.323 I slot   operator(): id  0 | task 5 | cached n_tokens = 5000, memory_seq_rm [5000
+
+    A prompt that is read says another number in each turn.
+    """
+
+    __slots__ = ("_said",)
+
+    def __init__(self) -> None:
+        self._said: dict[bytes, int] = {}  # message -> times, since another line came
+
+    def has_said(self, raw: bytes) -> bool:
+        """True for a line that was read often enough, but for its time."""
+        if CUT not in raw:
+            self._said.clear()
+            return False
+        said = raw[raw.find(b" ") :]
+        times = self._said[said] = self._said.get(said, 0) + 1
+        if len(self._said) > MOST_SLOTS:
+            self._said.clear()
+        return times > TURNS
+
+
+CUT: Final = b"memory_seq_rm ["
+
+TURNS, MOST_SLOTS = 16, 64
+"""Equal lines that are read, and slots whose lines may take turns."""
+
 GIVEN_UP: Final = re.compile(rb" LRU name=|giving up its slot to a queued request")
 """Words of a router that ends an idle or least recently used model."""
 
@@ -132,8 +163,10 @@ def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> I
 
     `after`: number of lines before.
     """
-    number = after
+    number, looping = after, Looping()
     for number, raw in enumerate(pieces_of(file), after + 1):
+        if looping.has_said(raw):
+            continue
         if tally is not None:
             tally.count(raw)
         if OURS.search(raw) is not None:

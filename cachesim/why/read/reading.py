@@ -21,6 +21,7 @@ from cachesim.why.read.counts import COUNT_PATTERNS, Counts
 from cachesim.why.read.lines import BY_NAME, Line, style_in
 from cachesim.why.read.mixture import ADVICE, Mixture
 from cachesim.why.read.observed import (
+    ENDLESS,
     IK,
     LLAMA,
     MLX,
@@ -413,6 +414,8 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             p0 = int(fields["p0"])
             if request.first_cut is None:
                 request.first_cut = p0
+            elif request.n_tokens is not None and p0 > request.n_tokens:
+                request.stale = ENDLESS
             request.cuts.append(p0)
         case "refused-cut":
             request.refused_cut, request.refused_at = True, request.first_cut
