@@ -404,8 +404,10 @@ def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
             continue
         if request.observed.is_named and not request.is_verbose:
             continue  # its slot may have been loaded with another conversation meanwhile
-        if cached < len(request.submitted.prompt) and cached < common.value:
-            yield (request, *place_of(request.submitted.prompt, cached))
+        # A window's state gives one token less than it holds.
+        held = cached + bool(replay.settings.spec.window_layers)
+        if held < len(request.submitted.prompt) and cached < common.value:
+            yield (request, *place_of(request.submitted.prompt, held))
         elif cached == common.value:  # the slot's tokens continued; the prompt did not
             text, last = place_of(request.submitted.prompt, cached - 1)
             yield request, text, last + 1

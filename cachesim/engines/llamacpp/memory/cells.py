@@ -771,7 +771,10 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
 
 
 def _purged(streams: Streams, before: Sequence[tuple[Array, Array]]) -> None:
-    """Put back what a dry run purged, or note that a window lacks some of it now."""
+    """Put back what a dry run purged, or note that a window lacks some of it now.
+
+    Upstream: `llama_kv_cache::prepare`, which restores the cells that the dry run filled.
+    """
     for cells, (pos, bits) in zip(streams.cells, before, strict=True):
         words, width = bits.shape
         gone = np.flatnonzero((bits & ~cells.bits[:words, :width]).any(axis=0))
