@@ -17,13 +17,13 @@ from cachesim.play.session import CANCELLED, Record, Session
 from cachesim.prove.environment import UnpackedWheel
 from cachesim.prove.playing import Override, overrides_of
 from cachesim.prove.rows import spell
+from cachesim.prove.vllm.files import PACKAGES
 from cachesim.prove.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json, of_kind
 from conformance.real.schedules import RealScheduler, events_of, grouped, wanted_of
 from conformance.real.sglang.playing import play
 from conformance.real.sglang.workloads import BY_FEATURE, draw, draw_agents, draw_mixed
-from conformance.real.vllm.scheduler import PACKAGES
 
 WORKER: Final = "conformance.real.sglang.settings_worker"
 

@@ -8,13 +8,13 @@ import pytest
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
 from cachesim.prove.playing import Difference
+from cachesim.prove.vllm.files import PACKAGES
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
 from conformance.real.agreement import Agreement
 from conformance.real.sglang.rows import RUNNER, compare_rows, count, is_compared, rows_of
 from conformance.real.sglang.scheduler import configuration_of
 from conformance.real.sglang.workloads import draw
-from conformance.real.vllm.scheduler import PACKAGES
 
 RELEASE = "0.5.23"
 RELEASES = [

@@ -13,6 +13,7 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.play.session import Session
 from cachesim.prove.rows import read_row
+from cachesim.prove.vllm.files import PACKAGES
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
 from conformance.real.agreement import Agreement
@@ -31,7 +32,6 @@ from conformance.real.sglang.scheduler import (
 )
 from conformance.real.sglang.scheduler_worker import Playing
 from conformance.real.sglang.workloads import KINDS, draw
-from conformance.real.vllm.scheduler import PACKAGES
 
 NEWEST = FAMILY.release("0.5.23").rules
 
