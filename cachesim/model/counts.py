@@ -88,3 +88,6 @@ class _NullStore:
 
 
 NOWHERE: Final = _NullStore()
+
+NO_ROW: Final = np.zeros(1, np.uint64)
+"""The logits of a known token that was computed with others at once: there are none."""

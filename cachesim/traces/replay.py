@@ -22,6 +22,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import InputError, ProfileError, SpecError, UntestedError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.build import arithmetic_of
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec, Sizes
 from cachesim.play.loop import EndlessError, Loop, handled
@@ -171,6 +172,10 @@ class Served:
     ended: str = ""  # why the server ended; no request follows
 
 
+AT_ONCE: Final = 1 << 30
+"""Decode steps of a forced reply at once, where no other request is beside it."""
+
+
 class Serving:
     """A server, and the requests inside."""
 
@@ -195,6 +200,8 @@ class Serving:
 
     def _in_order(self, requests: Iterable[PendingRequest]) -> Iterator[Served]:
         engine = self.engine
+        if arithmetic_of(engine.network) == "counts":
+            engine.limit_turns(AT_ONCE)
         for request in requests:
             ticket = engine.submit(request.as_request())
             try:

@@ -46,15 +46,17 @@ class Computed:
 
     def learn(self, request: Request, count: int) -> None:
         """Add the computed tokens `[0, count)` of a request."""
-        unit = self.unit
-        parent = request.root
-        for index in range(min(count // unit, len(request.hashes))):
+        unit, first = self.unit, request.learned
+        last = max(first, min(count // unit, len(request.hashes)))
+        parent = request.hashes[first - 1] if first else request.root
+        request.learned = last
+        for index in range(first, last):
             number = request.hashes[index]
             if number not in self._whole:
                 self._whole[number] = request.id
                 self._remember(request, parent, index * unit, (index + 1) * unit)
             parent = number
-        if count % unit:
+        if count % unit and count // unit == last:
             self._remember(request, parent, count // unit * unit, count)
 
     def _remember(self, request: Request, parent: int, start: int, end: int) -> None:

@@ -460,7 +460,7 @@ class KVCacheManager:
         """End of the prefill, below which sparse retention needs no exported state; dense, 0."""
         if self.coordinator.retention != 0:
             return 0
-        return max(request.num_prompt, request.num_tokens - 1)
+        return max(request.num_prompt, request.num_tokens - 1 - request.foreseen)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
         """Free blocks that no later token needs; their table entries become null."""

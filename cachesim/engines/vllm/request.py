@@ -198,6 +198,8 @@ class Request:
     lora: LoRARequest = NO_ADAPTER
     images: tuple[Image, ...] = ()  # mm_features
     adapter: Keys = ()  # of its ids
+    foreseen: int = 0  # known tokens of its reply that the next chunk computes beside the first
+    learned: int = 0  # units in the record of what was computed
 
     @classmethod
     def make(
@@ -252,6 +254,13 @@ class Request:
         # Only whole units have ids; with a look-ahead, one needs the tokens after it, too.
         if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
             self.prefixes.extend(self.hashes, self.tokens, self.root, self.images, self.adapter)
+
+
+    def foresee(self, tokens: Sequence[int]) -> None:
+        """Append known tokens of the reply, to be computed by one chunk."""
+        self.tokens += tokens
+        self.foreseen = len(tokens)
+        self.prefixes.extend(self.hashes, self.tokens, self.root, self.images, self.adapter)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """vLLM's engine core: requests in, steps, replies and events out."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,6 +14,7 @@ from cachesim.engines.held import Amounts, Held, sizes_of
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.vllm import observe, vocabulary
 from cachesim.engines.vllm.account import Account, Computed
+from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.connector import Connector, Load
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager, Published
 from cachesim.engines.vllm.nixl import Nixl
@@ -37,6 +38,7 @@ from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import OptionError, UpstreamEndless
+from cachesim.model.counts import NO_ROW
 from cachesim.model.spec import RECURRENT_KINDS
 from cachesim.units import Array, Count, Tokens
 
@@ -148,6 +150,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self._lost: set[int] = set()  # keys that were evicted
         self._most: int | None = None  # number of prefixes at which the records are cut
         self.idle = 0
+        self.most_turns = 1
+        self._stops = self._stops_of(groups)
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.on_deferred = self._deferred
         self.scheduler.requires_delivery = self.nixl is not None
@@ -304,6 +308,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             return True
         if not self.scheduler.busy and not self._transfers:
             return False
+        self._foresee()
         step = self._schedule()
         if not (step.chunks or step.preempted or self._transfers or self._in_flight):
             self.idle += 1
@@ -325,6 +330,54 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if self._in_flight and not (overlaps and first):
             self._take_output()
         return True
+
+    def _foresee(self) -> None:
+        """Steps of a known reply of which none takes, publishes or frees a block, as one chunk.
+
+        block       | 0  1  2 .............. 15 | 16
+        attention     takes          publishes      one chunk; a step of its own where any group
+        window, state    frees one that it left     frees, and before it
+
+        Of the only request: beside another one, or before a new one, each step is a decision.
+        """
+        scheduler, limits = self.scheduler, self.scheduler.limits
+        for request in scheduler.running:
+            request.foreseen = 0
+        if len(scheduler.running) != 1 or self._stops is None or self.most_turns < 2:
+            return
+        forced = self._jobs[request.id].forced
+        start, unit = request.num_computed, self.manager.sizes.hash_block
+        decodes = start >= request.num_prompt
+        decodes &= start == request.num_tokens + request.placeholders - 1
+        if not decodes or forced is None or scheduler.waiting or scheduler.holding:
+            return
+        end = start + min(self.most_turns, limits.budget, limits.threshold or limits.budget)
+        end = min(end, *(start + 1 + (stop - start - 1) % unit for stop in self._stops))
+        # The last token is left to a step of its own, which ends the request.
+        end = min(end, request.num_prompt + request.max_tokens - 1, limits.max_model_len - 1)
+        done = request.num_output
+        tokens = [int(token) for token in forced[done : done + end - start - 1]]
+        if tokens and not request.images:
+            request.foresee(tokens)
+            self._jobs[request.id].rows += [NO_ROW] * len(tokens)
+
+    def _stops_of(self, groups: Sequence[GroupSpec]) -> frozenset[int] | None:
+        """Places in a hash unit at which a step of a reply changes blocks; None: each is one."""
+        options, stops = self.options, {0}
+        plain = not (options.drafts or options.connector != "none" or options.offloads)
+        if self.computes or not plain or self.scheduler.limits.prefill_interval > 1:
+            return None
+        for group in groups:
+            if group.kind not in {"full", "mamba", "window"}:
+                return None
+            if group.kind != "full":
+                # Blocks go by what is computed, with overlapping steps by what has an output.
+                left = 1 if group.kind == "mamba" else group.window - 1
+                stops |= {left, left + 1, left + 2}
+        return frozenset(stops)
+
+    def limit_turns(self, most: int) -> None:
+        self.most_turns = most
 
     def _schedule(self) -> Step:
         self._published.clear()

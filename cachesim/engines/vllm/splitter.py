@@ -60,7 +60,7 @@ class Splitter:
         Follows `_mamba_block_aligned_split`.
         """
         # A preempted request computes its own reply again: that is cut, too, unlike a decode.
-        end_of_prefill = max(request.num_prompt, request.num_tokens - 1)
+        end_of_prefill = max(request.num_prompt, request.num_tokens - 1 - request.foreseen)
         if start >= end_of_prefill:
             return new
         if self.manager.rules.scheduler.chunk_split in {"stops", "early-stops"}:
