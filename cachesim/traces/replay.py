@@ -172,10 +172,6 @@ class Served:
     ended: str = ""  # why the server ended; no request follows
 
 
-AT_ONCE: Final = 1 << 30
-"""Decode steps of a forced reply at once, where no other request is beside it."""
-
-
 class Serving:
     """A server, and the requests inside."""
 
@@ -201,7 +197,7 @@ class Serving:
     def _in_order(self, requests: Iterable[PendingRequest]) -> Iterator[Served]:
         engine = self.engine
         if arithmetic_of(engine.network) == "counts":
-            engine.limit_turns(AT_ONCE)
+            engine.limit_turns(1 << 30)
         for request in requests:
             ticket = engine.submit(request.as_request())
             try:

@@ -146,22 +146,24 @@ class Allocation:
         if start < req.allocated:
             self.pool.free(req.row[start : req.allocated].copy())
 
-    def for_decode(self, reqs: Sequence[Req]) -> None:
-        """Allocate a slot for each request. Follows `alloc_for_decode`."""
+    def for_decode(self, reqs: Sequence[Req], steps: int = 1) -> None:
+        """Allocate slots for a step of each request, or several of one. Follows
+        `alloc_for_decode`.
+        """
         page = self.pool.page
         self.make_room(len(reqs) * page)
         if page == 1:
-            slots = self.pool.alloc(len(reqs))
+            slots = self.pool.alloc(len(reqs) * steps)
         else:
-            spans = [(r.committed, r.committed + 1, int(r.row[r.committed - 1])) for r in reqs]
+            spans = [(r.committed, r.committed + steps, int(r.row[r.committed - 1])) for r in reqs]
             slots = self.pool.alloc_extend(spans)
         if slots is None:
             where = "alloc_for_decode"
             raise UpstreamAbort(where, "RuntimeError: Decode out of memory")
-        for req, slot in zip(reqs, slots, strict=True):
-            req.row[req.committed] = slot
-            req.committed += 1
-            req.allocated = req.committed
+        for at, req in enumerate(reqs):
+            end = req.committed + steps
+            req.row[req.committed : end] = slots[at * steps : (at + 1) * steps]
+            req.committed = req.allocated = end
 
     def let_windows_go(self, reqs: Sequence[Req]) -> None:
         """Free window slots outside the windows of all requests. Follows `maybe_evict_swa`."""

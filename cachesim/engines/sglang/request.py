@@ -339,6 +339,7 @@ class Batch:
     tokens: int = 0  # extend_num_tokens: of the prefill that it was, also while it decodes
     tracks: list[DecodeTrack] = field(default_factory=list)  # of a decode without drafts
     interval: int = 0  # mamba_track_grid, of a decode
+    steps: int = 1  # of a decode: known tokens of its only request that it computes
 
     def copy(self) -> "Batch":
         """A snapshot for processing the result."""

@@ -19,7 +19,7 @@ from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import RunnerRules
 from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import LayerShape, Network, Place
-from cachesim.model.counts import NOWHERE
+from cachesim.model.counts import NO_ROW, NOWHERE
 from cachesim.model.store import Frame, Lanes, Ubatch, grown
 from cachesim.units import Array, Integers
 
@@ -300,7 +300,9 @@ class Runner:
         late, self.pending = self.pending, []
         tokens = []
         for req in batch.reqs:
-            if not batch.reads(req):
+            if not batch.extend and batch.steps > 1:
+                run = [judge(req, NO_ROW, more) for more in range(batch.steps)]
+            elif not batch.reads(req):
                 run = self._verify(req, judge, alone=batch.extend)
             else:
                 logits = self._extend(req) if self.computes else None

@@ -64,6 +64,8 @@ class Scheduler:
     room: Allocation = field(init=False)
     policy: SchedulePolicy = field(init=False)
     processed: int = 0  # processed_tokens_counter
+    most_turns: int = 1  # steps of a known reply at once
+    known_ahead: Callable[[Req], int] | None = None  # tokens left of a known reply
     rows: int = 0  # requests that hold one
     queued: int = 0  # requests so far
     forgotten: list[Req] = field(default_factory=list)  # preempted, and in no queue
@@ -406,7 +408,7 @@ class Scheduler:
     def _decode_batch(self) -> Batch | None:
         """Follows `update_running_batch`."""
         batch = self.running
-        before = len(batch.reqs)
+        before, batch.steps = len(batch.reqs), 1
         finishing = self._finishing_inflight(batch)
         batch.keep(finishing)
         if not batch.reqs:
@@ -423,13 +425,45 @@ class Scheduler:
             # Each step without a shortage lets admission promise fewer new tokens.
             first = self._first_ratio
             least = min(first * LEAST_FACTOR, 1.0)
-            self.ratio = max(self.ratio - (first - least) / DECAY_STEPS, least)
+            batch.steps = self._steps_at_once(batch)
+            for _ in range(batch.steps):
+                self.ratio = max(self.ratio - (first - least) / DECAY_STEPS, least)
         if len(batch.reqs) < before:
             batch.is_full = False
         if not batch.reqs:
             return None
         self._prepare_for_decode(batch)
         return batch
+
+    def _steps_at_once(self, batch: Batch) -> int:
+        """Steps of a known reply of which none evicts or tracks, and the first of those that may.
+
+        page    | 0  1  2 ......... 15 | 0        where slots are short, a step makes room for a
+                  takes, evicts  at once          page, though only the first in a page takes one
+
+        Of the only request: beside another one, or before a new one, each step is a decision.
+        """
+        if (
+            self.known_ahead is None
+            or self.most_turns < 2
+            or len(batch.reqs) != 1
+            or self.waiting
+            or self.chunked
+        ):
+            return 1
+        [req], page, free = batch.reqs, self.pool.page, self.pool.available
+        held = req.committed
+        # The last steps are taken one by one: the result in flight may end the request.
+        count = min(self.known_ahead(req), req.num_prompt + req.max_new_tokens - req.sampled) - 4
+        if free < count + 2 * page:
+            roomy = held % page and page > 1
+            count = min(count, page - held % page if roomy else max(free - 2 * page, 1))
+        if self.tree.has_states and self.tree.shape.extra_buffer:
+            # Up to the step before one that prepares a tracked state.
+            interval = self.tree.track_interval(self.limits.interval)
+            left = held % interval
+            count = min(count, interval - 2 - left if left < interval - 2 else 1)
+        return max(min(count, self.most_turns), 1)
 
     def _prepare_for_decode(self, batch: Batch) -> None:
         if not all(req.has_row for req in batch.reqs):
@@ -439,7 +473,7 @@ class Scheduler:
         self.room.let_windows_go(batch.reqs)
         drafts = self.limits.drafts
         if drafts is None:
-            self.room.for_decode(batch.reqs)
+            self.room.for_decode(batch.reqs, batch.steps)
         elif self.rules.scheduler.keeps_reserve:
             self.room.for_drafts(batch.reqs)
         else:
@@ -447,7 +481,7 @@ class Scheduler:
         tracks = self.tree.has_states and self.tree.shape.extra_buffer
         interval = self.tree.track_interval(self.limits.interval) if tracks else 0
         for req in batch.reqs:
-            req.decode_steps += 1
+            req.decode_steps += batch.steps
             req.track_every = interval
         batch.interval, batch.tracks = interval, []
         if interval and drafts is None:
@@ -517,7 +551,7 @@ class Scheduler:
     def launch(self, batch: Batch) -> None:
         """Queue a batch that runs. Follows `run_batch`."""
         # Trap: a running batch that was a prefill adds its tokens again in each step.
-        self.processed += batch.tokens
+        self.processed += batch.tokens * batch.steps
         self.result_queue.append(batch.copy())
 
     def take(self, runs: Sequence[Sequence[int]]) -> list[Req]:

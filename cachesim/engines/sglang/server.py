@@ -339,6 +339,16 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             raise UpstreamEndless(where, f"a request waits for more memory than there is{beside}")
         return self._goes_on()
 
+    def limit_turns(self, most: int) -> None:
+        host = self.options.enable_hierarchical_cache
+        plain = not (self.computes or host or isinstance(self.tree.pool, WindowPool))
+        self.scheduler.known_ahead = self._known_ahead if plain else None
+        self.scheduler.most_turns = most
+
+    def _known_ahead(self, req: Req) -> int:
+        forced = self._of_req[req.id].forced
+        return 0 if forced is None else len(forced) - (req.sampled - req.num_prompt)
+
     def _launch(self, batch: Batch) -> None:
         """Run a batch; its result waits in the queue."""
         proposals = [() if batch.extend else req.proposed for req in batch.reqs]

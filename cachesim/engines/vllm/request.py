@@ -255,7 +255,6 @@ class Request:
         if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
             self.prefixes.extend(self.hashes, self.tokens, self.root, self.images, self.adapter)
 
-
     def foresee(self, tokens: Sequence[int]) -> None:
         """Append known tokens of the reply, to be computed by one chunk."""
         self.tokens += tokens

@@ -349,6 +349,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         start, unit = request.num_computed, self.manager.sizes.hash_block
         decodes = start >= request.num_prompt
         decodes &= start == request.num_tokens + request.placeholders - 1
+        # Behind several tokens in flight a window or a state frees its blocks one step later.
+        decodes &= len(self._stops) == 1 or request.in_flight <= 1
         if not decodes or forced is None or scheduler.waiting or scheduler.holding:
             return
         end = start + min(self.most_turns, limits.budget, limits.threshold or limits.budget)
@@ -373,7 +375,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if group.kind != "full":
                 # Blocks go by what is computed, with overlapping steps by what has an output.
                 left = 1 if group.kind == "mamba" else group.window - 1
-                stops |= {left, left + 1, left + 2}
+                stops |= {left, left + 1}
         return frozenset(stops)
 
     def limit_turns(self, most: int) -> None:
