@@ -63,19 +63,19 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="companion-trimmed-with-it",
-        about="a companion is trimmed only after the primary was; before, always",
+        about="the draft context is trimmed only if the main one was; before, always",
         landed="8337e4cd3",
         sets={"trims_companion_always": False},
     ),
     Merged(
         name="pending-row-kept",
-        about="a companion keeps the row of the token that is not yet decoded",
+        about="the draft context keeps the row of the token that is not yet decoded",
         landed="8337e4cd3",
         sets={"purge_keeps_pending_row": True, "commit_keeps_pending_row": True},
     ),
     Merged(
         name="warmup-failure-ends-drafts",
-        about="no drafts after a part of a prompt that the companion refused",
+        about="no drafts after a prompt of which the draft context refused a part",
         landed="8337e4cd3",
         sets={"warmup_failure_ends_drafts": True},
     ),
@@ -84,7 +84,7 @@ MERGED: Final[tuple[Merged, ...]] = (
 PROPOSED: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         pull=1889,
-        about="a companion whose trim fails is emptied alone; the primary keeps its prefix",
+        about="if the draft context refuses a trim, only it is emptied; the prefix stays",
         fits=ALL,
         lay=laying(companion_reset="companion only"),
     ),

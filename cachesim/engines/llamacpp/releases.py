@@ -132,7 +132,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=12161,
-        about="a chunk that is reused moves alone; what follows it keeps its positions",
+        about="only the chunk that is reused moves; later tokens keep their positions",
         landed="b8672",
         sets={"reuse.chunk_moves_the_rest": False},
     ),
@@ -334,7 +334,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=25472,
-        about="a new checkpoint evicts older ones too close; near the end none needs a distance",
+        about="a new checkpoint evicts ones too close; near the end it needs no distance",
         landed="b10068",
         sets={
             "checkpoints.eviction": "thinned-always",
@@ -468,7 +468,7 @@ MERGED: Final[tuple[Merged, ...]] = (
 PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     Patch(
         pull=24035,
-        about="checkpoints know where they end; none beyond the common prefix is used or kept",
+        about="checkpoints know where they end; those past the common prefix are dropped",
         fits=_since("b9538"),
         lay=laying(reuse={"exact_search": "pos_end", "erasure": "pos_end"}),
     ),
@@ -568,7 +568,7 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     ),
     Patch(
         name="search-read-again",
-        about="as 24411; checkpoints past the token that must be reprocessed are skipped, too",
+        about="24411, and checkpoints past the token that must be reprocessed are skipped",
         fits=ALL,
         lay=laying(reuse={"search_limit": "read-again"}),
         cures="a window's checkpoint is one key short where the last token is reprocessed",

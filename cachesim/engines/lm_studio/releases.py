@@ -34,7 +34,7 @@ OWN: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="one-request",
         server=True,
-        about="the kit for one request alone: a state before a prompt's end too",
+        about="the kit for one request saves a state before a prompt's end, too",
         fits=NAMES,
         lay=laying(server={"prefix_cache": SessionRules()}),
     ),

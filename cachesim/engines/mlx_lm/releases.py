@@ -132,7 +132,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=755,
-        about="rows without keys are merged with rows that have some",
+        about="rows without keys can be merged with rows that have keys",
         landed="0.30.4",
         sets={"caches.merge_skips_empty": True},
     ),
@@ -508,13 +508,13 @@ PROPOSED: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="1006.2",
         pull=1006,
-        about="the same, second commit: padded tails",
+        about="#1006's second commit: tails of prompts are padded",
         fits=("0.31.1-main",),
         lay=laying(server=_AT_LAST_USER | {"tails": "padded"}),
     ),
     Patch(
         pull=1006,
-        about="the same, last commit: a checkpoint at each request's own distance",
+        about="#1006 as merged: each request has its checkpoint at its own distance",
         fits=("0.31.1-main",),
         lay=laying(
             server=_AT_LAST_USER | {"tails": "padded", "checkpoint_only_at_own_distance": True}

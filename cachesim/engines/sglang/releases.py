@@ -192,7 +192,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="host-of-all-models",
-        about="a host tier for every model; before, for those of full attention alone",
+        about="every model has a host tier; before, only models with full attention",
         landed="0.5.22",
         sets={"scheduler.host_takes_all_models": True},
     ),

@@ -45,7 +45,7 @@ OWN: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="whole",
         server=True,
-        about="the default engine, of a model that reads images: whole prompts alone",
+        about="the default engine of a model that reads images: only whole prompts match",
         fits=("0.6.0",),
         lay=laying(server={"prefix_cache": WholeRules()}),
     ),

@@ -402,7 +402,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="spares-unsettled",
-        about="nobody is preempted whose blocks are free only with the output in flight",
+        about="requests whose blocks are freed by a step in flight are not preempted",
         landed="0.30.0",
         sets={"scheduler.spares_unsettled": True},
     ),
@@ -549,7 +549,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="known-tail",
-        about="a tail that is cached already is not cached again: nobody waits for it",
+        about="a tail that is already cached is not cached again, and no request waits",
         landed="0.33.0",
         sets={"state.keeps_known_tail": True},
     ),
