@@ -9,6 +9,7 @@ on where it was, and `--again` replaces its rows.
 
 import argparse
 import csv
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,12 +24,16 @@ from conformance.servers import models_of
 
 TABLE: Final = Path(__file__).parents[2] / "docs" / "conformance.csv"
 HEAD: Final = ("server", "model", "law", "status", "requests", "detail", "minutes", "seed", "by")
+LOGGED: Final = re.compile(r"127\.0\.0\.1 - - \[[^\]]{1,40}\] ")
+"""Client and moment of a line of an access log."""
+
+ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
 def rows_of(column: Examined, minutes: float, seed: int) -> Iterator[tuple[str, ...]]:
     """A row for each law."""
     for verdict in column.verdicts:
-        detail = "; ".join(map(evidence, verdict.findings))
+        detail = steady("; ".join(map(evidence, verdict.findings)))
         if verdict.status.startswith("not"):
             detail = verdict.reason
         run_by = (f"{minutes:g}", str(seed), f"cachesim {version()}")
@@ -36,12 +41,18 @@ def rows_of(column: Examined, minutes: float, seed: int) -> Iterator[tuple[str, 
         yield column.server, column.model, verdict.law, verdict.status, count, detail, *run_by
 
 
+def steady(text: str) -> str:
+    """A detail without the address and the moment of its run, so that equal findings are equal."""
+    return ADDRESS.sub("the server", LOGGED.sub("", text))
+
+
 def read() -> list[tuple[str, ...]]:
     """The rows so far."""
     if not TABLE.exists():
         return []
     with TABLE.open(encoding="utf-8", newline="") as file:
-        return [tuple(row) for row in csv.reader(file)][1:]
+        rows = [tuple(row) for row in csv.reader(file)][1:]
+    return [(*row[:5], steady(row[5]), *row[6:]) for row in rows]
 
 
 def write(rows: Sequence[tuple[str, ...]]) -> None:
