@@ -41,6 +41,8 @@ def _page(lesson: Lesson) -> str:
 
 ROWS: Final = 3
 """Most requests of a lesson's picture in the index."""
+GAP: Final = 6
+"""Pixels between the bars and their legend."""
 LETTER: Final = 0.022
 """Share of a card's width that a letter takes."""
 
@@ -89,8 +91,8 @@ def _bars(lesson: Lesson, *, numbers: bool) -> str:
     )
     told = ". ".join(f"{row.label}: {', '.join(bar.text for bar in row.bars)}" for row in rows)
     kinds = bar_kinds(rows)
-    high = 0 if numbers else legend_high(kinds)
-    legend = "" if numbers else f'<svg y="{top + 6}" width="100%">{legend_svg(kinds, uid)}</svg>'
+    high = 0 if numbers else GAP + legend_high(kinds)
+    legend = "" if numbers else f'<svg y="{top + GAP}" width="100%">{legend_svg(kinds, uid)}</svg>'
     name = told if numbers else "requests of this lesson"
     return (
         f'<svg class="cs-pic" role="img" aria-label="{escape(name)}" width="100%"'
