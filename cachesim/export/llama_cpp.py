@@ -1,4 +1,4 @@
-"""A scenario as a pytest for `tools/server/tests/unit` of llama.cpp's repository."""
+"""A scenario as a pytest for `tools/server/tests/unit` of llama.cpp, or of ik_llama.cpp."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -192,6 +192,7 @@ def why_not(case: Case) -> str:
     reasons: Sequence[tuple[bool, str]] = (
         (bool(scenario.models), "a router with several models needs several model files"),
         (drafting(scenario.engine.options), "its draft model proposes by weights of its own"),
+        ("companion" in scenario.engine.options, "its MTP head proposes by weights of its own"),
         ("lora" in scenario.engine.options, "an adapter needs a file of its own"),
         (
             any(step.turns for step in sent) or any(step.with_previous for step in after),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cachesim.engines.vllm.block_pool import GroupSpec
+from cachesim.engines.vllm.options import DENSE
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import ScenarioError
 from cachesim.export.case import Case
@@ -280,7 +281,9 @@ def _caching(case: Case, groups: Sequence[GroupSpec]) -> dict[str, Any]:
     if states:
         given |= {"mamba_cache_mode": states[0].mode, "mamba_block_size": states[0].block}
     retention = case.scenario.engine.options.get("prefix_cache_retention_interval")
-    given |= {} if retention is None else {"prefix_cache_retention_interval": retention}
+    if retention is not None:  # without an interval every state is kept
+        dense = retention == DENSE
+        given["prefix_cache_retention_interval"] = None if dense else retention
     return given
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cachesim.export.case import Case, case_of
-from cachesim.export.forms import form_of
+from cachesim.export.forms import exported, form_of
 from cachesim.export.llama_cpp import pytest_of
 from cachesim.export.proof import prove
 from cachesim.export.python_text import name_of
@@ -99,6 +99,16 @@ def test_the_stand_in_gives_the_flags_of_its_attributes() -> None:
     assert ["--cache-ram", "0"] == words[words.index("--cache-ram") :][:2]
     assert "--kv-unified" == words[-1]
     assert "--hf-repo" not in words
+
+
+def test_ik_llamas_test_says_that_it_was_not_run() -> None:
+    [(_, scenario)] = load_all(["ik_llama.cpp-1889-recurrent-target-refuses-trim"])
+
+    test = exported(scenario, runs=True)
+
+    assert test.as_said
+    assert test.text.startswith("# Not run")
+    assert 'assert body["timings"]["prompt_n"] == 400' in test.text
 
 
 def test_names_of_spans_hide_none_of_pythons() -> None:
