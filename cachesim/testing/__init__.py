@@ -3,7 +3,8 @@
 from cachesim.testing.contents import Request, Server
 from cachesim.testing.contract import ContractReport, engine_contract
 from cachesim.testing.laws import BrokenLawError, MemoryUnderTest, VacuousCheckError, check_memory
-from cachesim.testing.live_cache import LiveCache, LiveCacheReport, check_live_cache
+from cachesim.testing.live_cache import LiveCache, check_live_cache
+from cachesim.testing.live_player import LiveCacheReport
 from cachesim.testing.machine import CacheMachine
 from cachesim.testing.search import Counterexample, Report, search
 from cachesim.testing.workloads import (

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
+from cachesim.errors import InputError
 from cachesim.testing.workloads import token_lists
 from cachesim.units import Token, Tokens
 
@@ -45,14 +47,16 @@ class Story:
         raise BrokenLawError(law, why, self.lines)
 
 
-def hold(play: Callable[[T], None], ways: st.SearchStrategy[T], *, examples: int) -> None:
+def hold(
+    play: Callable[[T], None], ways: st.SearchStrategy[T], *, examples: int, seed: int = 0
+) -> None:
     """Run drawn examples until one breaks a law; Hypothesis shrinks it."""
 
     @settings(
         max_examples=examples,
         database=None,
         deadline=None,
-        derandomize=True,
+        derandomize=not seed,
         print_blob=False,
         report_multiple_bugs=False,
         phases=(Phase.generate, Phase.shrink),
@@ -62,7 +66,7 @@ def hold(play: Callable[[T], None], ways: st.SearchStrategy[T], *, examples: int
     def run(way: T) -> None:
         play(way)
 
-    run()
+    (with_seed(seed)(run) if seed else run)()
 
 
 State: TypeAlias = Any
@@ -70,6 +74,7 @@ State: TypeAlias = Any
 
 SEQUENCES: Final = 2
 Verb: TypeAlias = Literal["feed", "remove", "copy", "save", "load"]
+METHODS: Final = ("feed", "seq_rm", "seq_pos_max", "seq_cp", "save", "load")
 VERBS: Final[tuple[Verb, ...]] = ("feed", "remove", "copy", "save", "load")
 
 
@@ -134,6 +139,10 @@ class _Player:
     def __init__(self, make: Callable[[], MemoryUnderTest]) -> None:
         self._make = make
         self._memory = make()
+        for name in METHODS:
+            if not callable(getattr(self._memory, name, None)):
+                msg = f"the memory has no method {name}; it needs {', '.join(METHODS)}"
+                raise InputError(msg)
         self._held: list[Tokens] = [() for _ in range(SEQUENCES)]
         self._saved: tuple[Any, Tokens] | None = None
         self._story = Story()

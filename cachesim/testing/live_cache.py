@@ -6,54 +6,69 @@ state of the boundary   the state is the one after exactly the tokens that the l
 true contents           the network continues as in an uncached run, bit for bit
 salts apart             a lookup never covers what only requests under other salts have stored
 only what was stored    nor anything else that nobody has stored
-promise kept            what a lookup covers can be loaded, whatever is stored in between
+promise kept            what a lookup covers can be loaded, whatever is called in between
+just stored is found    a lookup right after a store finds what it finds in an empty cache
+kept while it fits      so does every later one, while `holds` tokens or fewer are stored
+room returns            when all is evicted or cleared, as much fits as in a new cache
 evicted is gone         what was evicted or cleared is not found
 acknowledged stays      a restart or a crash in the middle of a write loses nothing stored before
 bytes within limits     the size is neither negative nor above the limit
 no aliasing             arrays of the caller's are the caller's own
 calls return            no call fails on valid arguments
 
-A crash is a process that is killed at the byte of a file at which it is to die: files are as a
-killed server leaves them, renamed or not.
+What a cache may rely on, and what is relied on:
+
+lookup    promises tokens until they are loaded, given up (`release`), evicted or cleared: other
+          requests may be stored, looked up and loaded before. With `outstanding=1`, until the next
+          lookup.
+load      is called with the request and the number of the lookup, once; it returns a sequence of
+          layers, each an array or a list of rows: all of a layer with attention, at least those in
+          the window, the last of a recurrent one. They are the caller's, who may write to them.
+store     gets arrays that are the caller's too, and may be called with a known request.
+evict     forgets a request; it may take others along. It is not called while a promise is open.
+
+`cachesim.testing.examples` has a complete cache. A crash is a process that is killed
+at the byte of a file at which it is to die: files are as a killed server leaves them, renamed or
+not.
 """
 
-import math
-import os
-import resource
-import signal
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from numbers import Integral
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
+from typing import Final, Protocol
 
-import numpy as np
 from hypothesis import strategies as st
 
 from cachesim.errors import InputError
-from cachesim.model.arithmetic import LayerShape
-from cachesim.testing.contents import (
-    PLACEHOLDER,
-    Request,
-    Rows,
-    Server,
-    answer,
-    finite,
-    needed,
-    rows_of,
+from cachesim.testing.contents import Request, Rows, Server
+from cachesim.testing.laws import EXAMPLES, BrokenLawError, VacuousCheckError, hold
+from cachesim.testing.live_player import (
+    LIKENESSES,
+    NAMES,
+    OF_REQUESTS,
+    OF_SERVERS,
+    OTHER_SERVER,
+    VARIANTS,
+    Act,
+    Ending,
+    Field,
+    LiveCacheReport,
+    Open,
+    Player,
+    Told,
+    Verb,
 )
-from cachesim.testing.laws import EXAMPLES, BrokenLawError, Story, VacuousCheckError, hold
+from cachesim.testing.room import FEW, size_of
 from cachesim.typed import check_whole
-from cachesim.units import Array, Token, as_tokens
 
 
 class LiveCache(Protocol):
     """A cache between a server and its memory.
 
-    A cache may have `evict(request)`, `clear()`, `close()` and the number `nbytes`, too.
+    A cache may have `evict(request)`, `release(request)` for a lookup that is not loaded,
+    `clear()`, `close()` and the number `nbytes`, too.
     """
 
     def store(self, request: Request, rows: Rows) -> None:
@@ -73,72 +88,6 @@ class LiveCache(Protocol):
         ...
 
 
-Foreign: TypeAlias = Any
-"""A cache, and the results of its calls."""
-
-Open: TypeAlias = Callable[[Server, Path], Foreign]
-"""Opens a cache for a server; one that persists, or is shared, keeps its files in the folder."""
-
-Field: TypeAlias = Literal["adapter", "image", "salt", "model", "dtype", "rope"]
-Verb: TypeAlias = Literal[
-    "store", "ask", "look up", "evict", "clear", "restart", "crash", "other server"
-]
-Likeness: TypeAlias = Literal["new", "longer", "again", "other-head", "shorter", "moved"]
-
-OF_REQUESTS: Final[tuple[Field, ...]] = ("adapter", "image", "salt")
-OF_SERVERS: Final[tuple[Field, ...]] = ("model", "dtype", "rope")
-LIKENESSES: Final[tuple[Likeness, ...]] = get_args(Likeness)
-"""Relation of a prompt to an earlier one."""
-
-VARIANTS: Final = 5
-SCRIBBLE: Final = 7
-RECENT: Final = 3
-CRASHED_AT: Final = (0, 1, 64, 100, 1000, 4096)
-"""The bytes of a file after which a process dies."""
-
-HASH: Final = "5e1f0c94d2a7b386" * 4
-HASHES: Final = (HASH, *(HASH[:at] + "b" + HASH[at + 1 :] for at in (0, 32, 63)))
-"""Hashes of images, which differ in one digit: the first, the middle or the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """A call: a prompt of pieces and a rest, or one derived from an earlier prompt."""
-
-    verb: Verb
-    pieces: tuple[int, ...]
-    rest: int
-    like: Likeness
-    of: int
-    who: int  # which names the request bears
-    image: int  # none, or one of four
-    cache: int  # of two that share a store
-
-
-@dataclass(slots=True, kw_only=True)
-class LiveCacheReport:
-    """Counts of a check without findings."""
-
-    examples: int = 0
-    stored: int = 0
-    lookups: int = 0
-    loaded: Counter[int] = field(default_factory=Counter)  # tokens -> how often
-    continued: int = 0
-    restarts: int = 0
-    sized: int = 0  # calls after which `nbytes` was read
-
-    def __str__(self) -> str:
-        """The number of loads, and their lengths."""
-        lengths = ", ".join(
-            f"{length} ({self.loaded[length]})" for length in sorted(self.loaded)[:12]
-        )
-        return (
-            f"{self.examples} examples, {self.stored} requests stored, {self.lookups} lookups, "
-            f"{self.loaded.total()} loads, of which {self.continued} were continued; "
-            f"{self.restarts} restarts; tokens loaded (how often): {lengths or 'none'}"
-        )
-
-
 def check_live_cache(
     make: Open,
     *,
@@ -149,58 +98,114 @@ def check_live_cache(
     shared: bool = False,
     isolates: bool = True,
     limit: int | None = None,
+    keeps: bool = True,
+    holds: int = 0,
+    outstanding: int = 2,
     examples: int = EXAMPLES,
+    seed: int = 0,
 ) -> LiveCacheReport:
     """Search for a short sequence of calls that breaks a law.
 
     `presets` are the models, `unit` the tokens of a block. `varied` names what requests and
     servers differ in; servers differ where a store outlives one (`persists`). `shared`: two
     caches use a store at once. `isolates` False: hit counts may tell of other salts. `limit`: the
-    most bytes that `nbytes` may be.
+    most bytes that `nbytes` may be. `keeps` False: a store may be refused, and room need not
+    return. `holds`: tokens that fit together. `outstanding`: lookups that are open at once.
 
     Raises `BrokenLawError` with the law and the steps, and `VacuousCheckError` where nothing was
     ever loaded. Returns what was exercised.
     """
     _refuse_arguments(presets, varied, unit=unit, limit=limit, examples=examples)
+    numbers = {"holds": (holds, 0), "outstanding": (outstanding, 1), "seed": (seed, 0)}
+    for name, (number, least) in numbers.items():
+        check_whole(name, number, least)
+    told = Told(
+        make=make,
+        varied=tuple(varied),
+        unit=unit,
+        persists=persists,
+        shared=shared,
+        isolates=isolates,
+        limit=limit,
+        keeps=keeps,
+        holds=holds,
+        outstanding=outstanding,
+        size=size_of(make, unit),
+    )
+    try:
+        return _searched(told, presets, examples, seed)
+    except BrokenLawError as error:
+        lines = "\n".join(error.story)
+        if not any(f"{name}=" in lines for name in OF_REQUESTS) and OTHER_SERVER not in lines:
+            raise
+        # The law is named by what differs, so leave out what need not.
+        for fewer in ((), *((name,) for name in varied)):
+            if len(fewer) < len(varied):
+                _searched(replace(told, varied=fewer), presets, examples, seed, vacuous=True)
+        raise
+
+
+NONE: Final = -1
+"""Of the closing requests, where it is emptying the cache that breaks a law."""
+
+
+def _several(acts: st.SearchStrategy[Act]) -> st.SearchStrategy[list[Act]]:
+    """Some ten calls: a plain list of up to 32 would have six of them most of the time."""
+    few = st.lists(acts, min_size=1, max_size=4)
+    return st.lists(few, min_size=1, max_size=8).map(lambda lists: [*chain.from_iterable(lists)])
+
+
+def _searched(
+    told: Told, presets: Sequence[str], examples: int, seed: int, *, vacuous: bool = False
+) -> LiveCacheReport:
+    """Draw calls until a law is broken; `vacuous`: none may be possible."""
     report = LiveCacheReport()
-    verbs: list[Verb] = ["store", "store", "store", "ask", "look up", "look up"]
-    verbs += ["evict", "clear"]
-    verbs += ["restart", "crash"] if persists else []
+    if told.size is not None:
+        report.size = f"half of the caches were opened with {told.size[0]} for {FEW} blocks"
+    varied, limit = told.varied, told.limit
+    verbs: list[Verb] = ["store", "store", "keep", "keep", "ask", "look up", "look up"]
+    verbs += ["give up", "evict", "clear"]
+    verbs += ["restart", "crash"] if told.persists else []
     verbs += ["other server"] if set(varied) & set(OF_SERVERS) else []
     acts = st.builds(
         Act,
         st.sampled_from(verbs),
         st.lists(st.integers(0, VARIANTS - 1), min_size=1, max_size=3).map(tuple),
         st.integers(0, 3),
-        st.sampled_from(LIKENESSES),
+        st.sampled_from((*LIKENESSES, "longer")),  # conversations go on
         st.integers(0, 2),
-        st.integers(0, 5),
+        st.integers(0, 2 * len(NAMES) - 1),
         st.integers(0, 4) if "image" in varied else st.just(0),
-        st.integers(0, 1) if shared else st.just(0),
+        st.integers(0, 1) if told.shared else st.just(0),
     )
-    ways = st.tuples(st.sampled_from(list(presets)), st.lists(acts, min_size=1, max_size=12))
+    small = st.booleans() if told.size is not None else st.just(value=False)
+    endings: st.SearchStrategy[Ending] = st.sampled_from(("evict", "clear"))
+    ways = st.tuples(st.sampled_from(list(presets)), _several(acts), small, endings)
+    fresh: dict[tuple[Server, bool, Request | None], int] = {}
 
     def once(
-        preset: str, acts: list[Act], report: LiveCacheReport, only: int | None = None
+        way: tuple[str, list[Act], bool, Ending], report: LiveCacheReport, only: int | None = None
     ) -> None:
+        preset, acts, small, ending = way
         with tempfile.TemporaryDirectory(prefix="cache") as place:
-            player = _Player(make, Path(place), Server(preset=preset), report)
-            player.varied, player.unit, player.limit = tuple(varied), unit, limit
-            player.isolates, player.persists = isolates, persists
+            player = Player(told, Path(place), Server(preset=preset), report, fresh, small=small)
             try:
                 player.play(acts)
                 player.end(only)
+                player.empty(ending)
             except BrokenLawError:
                 if only is None and player.ended:  # told with the one closing request that shows it
-                    once(preset, acts, LiveCacheReport(), player.ended - 1)
+                    once(way, LiveCacheReport(), NONE if player.emptied else player.ended - 1)
                 raise
             finally:
                 player.close()
 
-    def play(way: tuple[str, list[Act]]) -> None:
-        once(*way, report)
+    def play(way: tuple[str, list[Act], bool, Ending]) -> None:
+        once(way, report)
 
-    hold(play, ways, examples=examples)
+    hold(play, ways, examples=examples, seed=seed)
+    if vacuous:
+        return report
     if not report.loaded:
         msg = (
             f"nothing was ever loaded, so nothing was checked: {report}. Does a block have more "
@@ -227,417 +232,3 @@ def _refuse_arguments(
     check_whole("unit", unit, 1)
     check_whole("limit", limit, 0)
     check_whole("examples", examples, 1)
-
-
-def piece(variant: int, length: int) -> list[int]:
-    """Tokens that differ from those of another variant in one place, or in all but the last."""
-    tokens = [0] * length
-    if variant == 4:
-        return [2] * (length - 1) + [0] if length > 1 else [2]
-    if variant and length:
-        tokens[(0, 0, -1, length // 2)[variant]] = 1
-    return tokens
-
-
-def shown(tokens: Sequence[int]) -> str:
-    """Tokens as a list; runs of equal tokens are abbreviated."""
-    if len(tokens) <= 12:
-        return str(list(tokens))
-    runs = ((token, len(list(group))) for token, group in groupby(tokens))
-    parts = [f"{token} x {count}" if count > 1 else str(token) for token, count in runs]
-    return f"[{', '.join(parts)}]"
-
-
-NAMES: Final = (("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("b", "c"))
-"""Adapters and salts, some of which are equal when they are put together."""
-
-
-class _Player:
-    """Caches over one folder, what was stored in them, and the calls so far."""
-
-    varied: tuple[Field, ...]
-    unit: int
-    limit: int | None
-    isolates: bool
-    persists: bool
-
-    def __init__(self, make: Open, place: Path, server: Server, report: LiveCacheReport) -> None:
-        self._make, self._place, self._report = make, place, report
-        self._server = server
-        self._open: dict[int, Any] = {}
-        self._stored: list[tuple[Server, Request]] = []
-        self._ever: list[tuple[Server, Request]] = []
-        self._asked: list[Request] = []
-        self._promised: tuple[int, Request, int] | None = None
-        self._story = Story()
-        self._continued = False
-        self.ended = 0
-
-    def play(self, acts: Sequence[Act]) -> None:
-        """Make the calls in order, then the closing requests."""
-        self._report.examples += 1
-        for act in acts:
-            request = self._request(act)
-            if act.verb in {"look up", "evict"} and self._stored:
-                request = self._stored[-1 - act.of % len(self._stored)][1]
-            self._asked.append(request)
-            promised = self._promised
-            if act.verb in {"restart", "crash", "other server"}:
-                self._reopened(act, request)
-            else:
-                getattr(self, "_" + act.verb.replace(" ", "_"))(act.cache, request)
-            size = getattr(self._open.get(act.cache), "nbytes", None)
-            if isinstance(size, Integral):
-                self._report.sized += 1
-                if not 0 <= int(size) <= (math.inf if self.limit is None else self.limit):
-                    self._story.broken(
-                        "bytes within limits", f"nbytes is {size}, the limit {self.limit}"
-                    )
-            if promised is not None and promised == self._promised:
-                self._promised = None  # what the lookup before this call has promised
-                self._check(*promised)
-
-    def end(self, only: int | None) -> None:
-        """Query recent requests and variants of them; or one of them `only`."""
-        recent = [request for _, request in self._stored[-2:]]
-        closing: list[tuple[Server | None, int, Request]] = [
-            (None, cache, request)
-            for request in self._closing()
-            for cache in list(self._open) or [0]
-        ]
-        closing += [(server, 0, request) for server in self._servers() for request in recent]
-        for number, (server, cache, request) in enumerate(closing):
-            self.ended = number + 1
-            if only in {None, number}:
-                if server is not None and server != self._server:
-                    self.close()
-                    self._served_by(server)
-                self._ask(cache, request)
-
-    def close(self) -> None:
-        for cache in self._open.values():
-            if hasattr(cache, "close"):
-                cache.close()
-        self._open.clear()
-
-    # -- requests
-
-    def _request(self, act: Act) -> Request:
-        unit = self.unit
-        rest = piece(act.pieces[-1], (0, 1, unit - 1, unit // 2)[act.rest])
-        own = [token for variant in act.pieces for token in piece(variant, unit)] + rest
-        adapter, salt = NAMES[act.who]
-        image = HASHES[act.image - 1] if act.image else ""
-        request = Request(
-            tokens=tuple(map(Token, own)),
-            adapter=adapter if "adapter" in self.varied else "",
-            salt=salt if "salt" in self.varied else "",
-        )
-        if self._asked and act.like != "new":
-            before = [*map(int, self._asked[-1 - act.of % len(self._asked)].tokens)]
-            made: dict[Likeness, list[int]] = {
-                "again": before,
-                "longer": before + own,
-                "shorter": before[: max(1, len(before) - len(rest) - 1)],
-                "other-head": own[:unit] + before[unit:],
-                "moved": own[:unit] + before,
-            }
-            request = replace(request, tokens=as_tokens(made[act.like]))
-        if image:  # the same place in all prompts: what differs is the image alone
-            span = [PLACEHOLDER] * (unit // 2)
-            tokens = [*request.tokens[:1], *span, *request.tokens[1 + len(span) :]]
-            request = replace(request, tokens=tuple(tokens), image=image, image_at=1)
-        return request
-
-    def _closing(self) -> Iterator[Request]:
-        """Recent requests and longer ones, and the tokens of each under the names of another."""
-        recent = list(dict.fromkeys(reversed(self._asked)))[:RECENT]
-        for request in recent:
-            yield replace(request, tokens=(*request.tokens, Token(5)))
-            yield replace(request, tokens=(*request.tokens[: self.unit], *[Token(4)] * self.unit))
-            for other in recent:
-                if other.image == request.image:
-                    yield replace(request, adapter=other.adapter, salt=other.salt)
-                elif other.image and request.image:
-                    yield replace(request, image=other.image)
-            for other in recent:
-                tokens = (*request.tokens[: self.unit], *other.tokens[self.unit :], Token(5))
-                yield replace(request, tokens=tokens)
-
-    def _text(self, request: Request) -> str:
-        named = {of_request: getattr(request, of_request) for of_request in OF_REQUESTS}
-        names = [f", {name}={value!r}" for name, value in named.items() if value]
-        return shown(request.tokens) + "".join(names)
-
-    # -- calls
-
-    def _cache(self, number: int) -> Foreign:
-        if number not in self._open:
-            made = self._call(self._make, self._server, self._place)
-            for name in ("store", "lookup", "load"):
-                if not callable(getattr(made, name, None)):
-                    self._story.broken("calls return", f"the cache has no method {name}")
-            self._open[number] = made
-        return self._open[number]
-
-    def _call(self, call: Callable[..., Foreign], *given: Foreign) -> Foreign:
-        try:
-            return call(*given)
-        except (BrokenLawError, ImportError):
-            raise  # a missing package is nothing of the cache's
-        except Exception as error:  # noqa: BLE001 - it is what the law is about
-            self._story.broken("calls return", f"{type(error).__name__}: {error}")
-
-    def _add(self, number: int, line: str) -> None:
-        self._story.add(f"cache {number + 1}: {line}" if len(self._open) > 1 else line)
-
-    def _store(self, number: int, request: Request) -> None:
-        cache = self._cache(number)
-        self._report.stored += 1
-        rows = [row.copy() for row in rows_of(self._server, request)]
-        self._add(number, f"store({self._text(request)})")
-        self._call(cache.store, request, rows)
-        self._stored.append((self._server, request))
-        self._ever.append((self._server, request))
-        for row in rows:
-            row[:] = SCRIBBLE
-
-    def _look_up(self, number: int, request: Request) -> None:
-        if self._promised is None:
-            self._promised = number, request, self._found(number, request)
-
-    def _found(self, number: int, request: Request) -> int:
-        """The length of a lookup, which stored content must explain."""
-        self._report.lookups += 1
-        count = self._call(self._cache(number).lookup, request)
-        self._add(number, f"lookup({self._text(request)}) is {count}")
-        if not isinstance(count, Integral):
-            self._story.broken("calls return", f"lookup returned {count!r}, no number of tokens")
-        count = int(count)
-        if not 0 <= count <= len(request.tokens):
-            self._story.broken("only what was stored", f"{count} is no number of its tokens")
-        salts = () if self.isolates else ("salt",)
-        if count > self._explained(request, self._stored, but=salts):
-            if count <= self._explained(request, self._ever, but=salts):
-                self._story.broken("evicted is gone", f"{count} tokens of it were evicted")
-            if count <= self._explained(request, self._stored, but=("salt",)):
-                self._story.broken("salts apart", "requests under other salts stored this")
-            self._check(number, request, count)  # loads what was found, to say where it comes from
-            self._story.broken("only what was stored", "nobody stored as much of this request")
-        return count
-
-    def _explained(
-        self, request: Request, stored: Sequence[tuple[Server, Request]], *, but: Sequence[str] = ()
-    ) -> int:
-        """The most leading tokens that it shares with a stored request of equal names."""
-        most = 0
-        for server, other in stored:
-            same = server == self._server and other.adapter == request.adapter
-            if same and (other.salt == request.salt or "salt" in but):
-                most = max(most, _common(request, other))
-        return most
-
-    def _ask(self, number: int, request: Request) -> None:
-        self._check(number, request, self._found(number, request))
-
-    def _check(self, number: int, request: Request, count: int) -> None:
-        if not count:
-            return
-        asked = request
-        request = request.first(count)
-        rows = self._call(self._cache(number).load, asked, count)
-        self._add(number, f"load(the first {count} of {self._text(asked)})")
-        if rows is None:
-            self._story.broken("promise kept", f"the lookup said {count}, and nothing is loaded")
-        self._report.loaded[count] += 1
-        cold = rows_of(self._server, request)
-        shapes = self._server.shapes
-        if len(rows) != len(cold):
-            self._story.broken("true contents", f"{len(rows)} layers, not {len(cold)}")
-        self._forms(rows, cold, count)
-        same = all(
-            _last(got, needed(self._server, shape, count)).tobytes()
-            == _last(right, needed(self._server, shape, count)).tobytes()
-            for got, right, shape in zip(rows, cold, shapes, strict=True)
-        )
-        if not same or not self._continued:
-            self._continued = True
-            self._report.continued += 1
-            rest = [Token(301), Token(302)]
-            right = answer(self._server, request, cold, rest)
-            got = answer(self._server, request, rows, rest) if finite(self._server, rows) else None
-            if got is None or not np.array_equal(got, right):
-                self._blame(request, rows, cold)
-        for row in rows:
-            if row.flags.writeable:
-                row[:] = SCRIBBLE
-
-    def _forms(self, rows: Rows, cold: Rows, count: int) -> None:
-        for number, (got, right) in enumerate(zip(rows, cold, strict=True)):
-            least = needed(self._server, self._server.shapes[number], count)
-            if got.shape[1:] != right.shape[1:] or not least <= len(got) <= count:
-                form = f"{got.shape}, not {(least, *right.shape[1:])}"
-                self._blame_dtype(f"layer {number} has the form {form}")
-            if got.dtype != right.dtype:
-                self._blame_dtype(f"layer {number} holds {got.dtype}, not {right.dtype}")
-
-    def _blame_dtype(self, why: str) -> None:
-        others = any(server.dtype != self._server.dtype for server, _ in self._ever)
-        self._story.broken("dtype in the key" if others else "true contents", why)
-
-    def _blame(self, request: Request, rows: Rows, cold: Rows) -> None:
-        """Break the law that the first wrong row belongs to."""
-        count = len(request.tokens)
-        for number in reversed(range(len(rows))):  # the last layer depends on every token
-            shape, got, right = self._server.shapes[number], rows[number], cold[number]
-            least = needed(self._server, shape, count)
-            for back in range(least, 0, -1):
-                row = got[-back].tobytes()
-                if row == right[-back].tobytes():
-                    continue
-                if np.all(got[-back] == SCRIBBLE):
-                    self._story.broken(
-                        "no aliasing",
-                        f"layer {number}, token {count - back} is what a caller wrote later",
-                    )
-                source = self._source(number, row, count - back)
-                if source is not None:
-                    self._named(request, shape, count - back, source)
-                break
-        why = f"the network continues otherwise after these {count} tokens"
-        if count > self._explained(request, self._ever, but=("salt",)):
-            self._blame_dtype(why)
-        self._story.broken("true contents", why)
-
-    def _source(self, layer: int, row: bytes, at: int) -> tuple[Server, Request, int] | None:
-        source = None
-        for server, other in [
-            *reversed(self._ever),
-            *((self._server, request) for request in self._asked),
-        ]:
-            for index, stored in enumerate(rows_of(server, other)[layer]):
-                if stored.tobytes() == row and (source is None or index == at != source[2]):
-                    source = server, other, index
-        return source
-
-    def _named(
-        self, request: Request, shape: LayerShape, at: int, source: tuple[Server, Request, int]
-    ) -> None:
-        server, other, index = source
-        told = f"layer {shape.layer}, token {at} is token {index} of {self._text(other)}"
-        pairs = {
-            "adapter": (request.adapter, other.adapter),
-            "image": (request.image, other.image),
-            "model": (self._server.seed, server.seed),
-            "rope": (self._server.rope_base, server.rope_base),
-            "dtype": (self._server.dtype, server.dtype),
-        }
-        for name, (one, two) in pairs.items():
-            if one != two:
-                self._story.broken(f"{name} in the key", f"{told}, computed under {name} {two!r}")
-        shared = min(at, index) + 1
-        if shape.place == "recurrent" and request.tokens[:shared] == other.tokens[:shared]:
-            self._story.broken("state of the boundary", f"{told}; the boundary is token {at}")
-        law = "position in the key" if index != at else "tokens in the key"
-        self._story.broken(law, told)
-
-    # -- what a cache may have
-
-    def _evict(self, number: int, request: Request) -> None:
-        cache = self._cache(number)
-        if not hasattr(cache, "evict") or self._promised:
-            return
-        self._add(number, f"evict({self._text(request)})")
-        self._call(cache.evict, request)
-        self._stored = [kept for kept in self._stored if kept != (self._server, request)]
-
-    def _clear(self, number: int, _: Request) -> None:
-        cache = self._cache(number)
-        if hasattr(cache, "clear") and not self._promised:
-            self._add(number, "clear()")
-            self._call(cache.clear)
-            self._stored.clear()
-
-    def _reopened(self, act: Act, request: Request) -> None:
-        """Stop all caches, or kill one in the middle of a write, and open them anew."""
-        self._promised = None
-        recent = list(dict.fromkeys(request for _, request in self._stored))[-RECENT:]
-        before = [(request, self._call(self._cache(0).lookup, request)) for request in recent]
-        self.close()
-        self._report.restarts += 1
-        if act.verb == "other server":
-            others = [server for server in self._servers() if server != self._server]
-            self._served_by(others[act.who % len(others)])
-            return
-        if act.verb == "crash":
-            size = CRASHED_AT[act.who]
-            self._story.add(f"a process is killed at byte {size}: store({self._text(request)})")
-            _killed(lambda: self._write(request), size)
-            self._ever.append((self._server, request))
-            self._stored.append((self._server, request))
-        else:
-            self._story.add("the cache is closed and opened")
-        if self.limit is not None or not self.persists:
-            return
-        for asked, count in before:
-            known = self._call(self._cache(0).lookup, asked)
-            if known < count:
-                self._story.broken(
-                    "acknowledged stays",
-                    f"lookup({self._text(asked)}) is {known}, and was {count} before",
-                )
-
-    def _write(self, request: Request) -> None:
-        cache = self._make(self._server, self._place)
-        cache.store(request, [row.copy() for row in rows_of(self._server, request)])
-        if hasattr(cache, "close"):
-            cache.close()
-
-    def _servers(self) -> list[Server]:
-        """The first server, and those that differ from it in one thing."""
-        plain = Server(preset=self._server.preset)
-        others: dict[Field, list[Server]] = {
-            "model": [replace(plain, seed=1)],
-            "dtype": [replace(plain, dtype="float16"), replace(plain, dtype="bfloat16")],
-            "rope": [replace(plain, rope_base=40000.0)],
-        }
-        others_of = [other for name in OF_SERVERS if name in self.varied for other in others[name]]
-        return [plain, *others_of] if others_of else []
-
-    def _served_by(self, server: Server) -> None:
-        self._server = server
-        named = f"{server.model}, {server.dtype}, rope {server.rope_base:g}"
-        self._story.add(f"another server opens the store: {named}")
-
-
-def _common(one: Request, other: Request) -> int:
-    """The leading tokens that two requests share; those of different images differ."""
-    sides = [
-        [
-            (token, request.image * (token != seen))
-            for token, seen in zip(request.tokens, request.embedded, strict=True)
-        ]
-        for request in (one, other)
-    ]
-    pairs = zip(*sides, strict=False)
-    least = min(map(len, sides))
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), least)
-
-
-def _last(rows: Array, count: int) -> Array:
-    return rows[len(rows) - count :]
-
-
-def _killed(call: Callable[[], None], size: int) -> None:
-    """Run a call in a process that dies where it writes a file beyond `size` bytes."""
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    try:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        call()
-    finally:
-        os._exit(0)

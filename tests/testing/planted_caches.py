@@ -28,7 +28,7 @@ class Blocks:
     def __init__(self, server: Server, place: Path) -> None:
         self.server, self.place = server, place
         self.blocks: OrderedDict[Hashable, Rows] = OrderedDict()
-        self.pins: dict[Hashable, Rows] = {}
+        self.pins: dict[Request, dict[Hashable, Rows]] = {}  # what lookups have promised
 
     def names(self, request: Request) -> Hashable:
         return request.adapter, request.salt, request.image
@@ -63,19 +63,18 @@ class Blocks:
 
     def lookup(self, request: Request) -> int:
         keys = self.held(request)
-        self.pins = {key: self.blocks[key] for key in keys}
+        self.pins[request] = {key: self.blocks[key] for key in keys}
         return UNIT * len(keys)
 
     def load(self, request: Request, count: int) -> Rows | None:
         keys = list(self.chain(request))[: count // UNIT]
-        blocks = [self.pins.get(key, self.blocks.get(key)) for key in keys]
+        held = [self.blocks, self.pins.get(request, {})]
+        blocks = [next((of[key] for of in held if key in of), None) for key in keys]
         return None if None in [block and 1 for block in blocks] else joined(blocks)  # type: ignore[arg-type]
 
     def evict(self, request: Request) -> None:
-        keys = list(self.chain(request))
-        for key in keys:
+        for key in self.chain(request):
             self.blocks.pop(key, None)
-            self.pins.pop(key, None)
 
     def clear(self) -> None:
         self.blocks.clear()
@@ -315,7 +314,8 @@ class WrittenInPlaceWithSize(Files):
 
     def put(self, key: Hashable, block: Rows) -> None:
         data = packed(block)
-        self.path(key).write_bytes(hashlib.sha256(data).digest() + data)
+        if not self.has(key):  # a file that is whole is not put at risk again
+            self.path(key).write_bytes(hashlib.sha256(data).digest() + data)
 
     def has(self, key: Hashable) -> bool:
         return bool(self.read(key))

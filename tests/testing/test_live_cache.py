@@ -1,5 +1,6 @@
 """Somebody writes a cache, and is told which law it breaks, and how, in real keys and values."""
 
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -7,12 +8,22 @@ import pytest
 
 from cachesim.errors import InputError
 from cachesim.model.presets import tiny
-from cachesim.testing import BrokenLawError, Request, Server, VacuousCheckError, check_live_cache
+from cachesim.testing import (
+    BrokenLawError,
+    Request,
+    Server,
+    VacuousCheckError,
+    check_live_cache,
+    check_memory,
+)
 from cachesim.testing.contents import DataType, answer, joined, packed, rows_of, split, unpacked
-from cachesim.testing.live_cache import shown
+from cachesim.testing.examples import BlockPool
+from cachesim.testing.live_player import shown
+from cachesim.testing.room import size_of
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
 from tests.fixtures import Patch
+from tests.testing import planted_pools
 from tests.testing.planted_caches import (
     PLANTED,
     RIGHT,
@@ -60,10 +71,22 @@ def test_a_planted_bug_is_found(planted: type) -> None:
     assert len(error.value.story) <= 10
 
 
+@pytest.mark.thorough
+@pytest.mark.nightly
+@pytest.mark.parametrize("planted", planted_pools.PLANTED, ids=lambda each: each.__name__)
+def test_a_bug_of_counted_room_is_found(planted: type) -> None:
+    law, told = planted_pools.PLANTED[planted]
+
+    with pytest.raises(BrokenLawError) as error:
+        check_live_cache(planted, examples=300, **told)
+
+    assert error.value.law.endswith(law)
+
+
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", [*RIGHT, *planted_pools.RIGHT])
 def test_a_right_cache_holds_all_laws(name: str) -> None:
-    make, told = RIGHT[name]
+    make, told = (RIGHT | planted_pools.RIGHT)[name]
 
     assert check_live_cache(make, examples=40, **told).loaded.total() > 20
 
@@ -109,6 +132,44 @@ def test_a_limit_needs_a_size_which_may_be_a_number_of_numpy(
         check_live_cache(Blocks, limit=9, examples=5)
 
 
+def test_layers_may_be_lists_and_what_is_no_layer_is_told_in_a_sentence() -> None:
+    class Lists(Blocks):
+        def load(self, request: Request, count: int) -> Any:
+            rows = super().load(request, count)
+            return rows and tuple(layer.tolist() for layer in rows)
+
+    assert check_live_cache(Lists, examples=20).continued
+
+    for returned, why in (
+        (7, "load returned int, no sequence of layers"),
+        (["a", "b"], "layer 0 is str, no array and no list of rows"),
+    ):
+        load = {"load": lambda *_, returned=returned: returned}
+        with pytest.raises(BrokenLawError) as error:
+            check_live_cache(type("Other", (Blocks,), load), examples=20)
+        assert why == error.value.why
+
+
+def test_a_memory_of_another_form_is_told_what_it_lacks() -> None:
+    with pytest.raises(InputError, match="the memory has no method feed; it needs feed, seq_rm"):
+        check_memory(object)  # type: ignore[arg-type]
+
+
+def test_a_law_is_named_by_what_has_to_differ() -> None:
+    with pytest.raises(BrokenLawError) as error:
+        check_live_cache(OnlyLastToken, examples=60)
+
+    assert error.value.law == "tokens in the key"
+    assert not any("image=" in line or "salt=" in line for line in error.value.story)
+
+
+def test_a_size_that_a_constructor_takes_is_made_small() -> None:
+    assert "opened with blocks for 3 blocks" in str(check_live_cache(BlockPool, examples=10))
+    assert "no parameter for one" in str(check_live_cache(Blocks, examples=10))
+    bound = partial(BlockPool, blocks=9)
+    assert size_of(bound, 8) is None, "what its owner chose stays"
+
+
 def test_a_cache_of_another_form_breaks_a_law() -> None:
     class Nothing(Blocks):
         def lookup(self, request: Request) -> Any:
@@ -116,7 +177,7 @@ def test_a_cache_of_another_form_breaks_a_law() -> None:
 
     class OneLayer(Blocks):
         def load(self, request: Request, count: int) -> Any:
-            return super().load(request, count)[:1]
+            return (super().load(request, count) or [])[:1]
 
     class Other:
         def __init__(self, server: Server, folder: object) -> None:
