@@ -78,13 +78,13 @@ POOR: Final[Mapping[str, tuple[float, Sequence[Any]]]] = {
 drew.
 """
 
-ONE_SLOT: Final = 0.5
-"""Part of the servers for agents that have one slot, for up to three conversations."""
-
-SKIPPED: Final[Mapping[str, float]] = {"dense": 0.7, FOUR: 0.6}
-"""Part of the lives that are not played: a model that keeps all tokens has little to gain, and
-requests that overlap are rarely proven.
+ONE_SLOT: Final[Mapping[str, float]] = {AGENTS: 0.5, FOUR: 0.7}
+"""Part of the servers that have one slot for all conversations: clients wait for one another, so
+that the log settles in which order they are read.
 """
+
+SKIPPED: Final[Mapping[str, float]] = {"dense": 0.7}
+"""Part of the lives that are not played: a model that keeps all tokens has little to gain."""
 
 WITHIN: Final = 2
 """Percent of the prefilled tokens by which a promise may be missed."""
@@ -176,7 +176,7 @@ class Result:
 def draw_options(rng: Random, able: Abilities, kind: str) -> dict[str, Any]:
     """Flags of a server whose user asks for advice."""
     options = draw_options_of_programs(rng, able, kind)
-    if kind == AGENTS and rng.random() < ONE_SLOT:
+    if rng.random() < ONE_SLOT.get(kind, 0.0):
         options |= {"parallel": 1, "ctx_size": 16384}
     for name, (often, values) in POOR.items():
         if rng.random() < often and able.has(name):
@@ -192,7 +192,7 @@ def lives(seed: int) -> Iterator[Life]:
     while True:
         for release, model, verbosity, kind in every:
             rng = Random(f"advice flags {seed} {number}")
-            skipped = max(SKIPPED.get(model, 0.0), SKIPPED.get(kind, 0.0))
+            skipped = SKIPPED.get(model, 0.0)
             if rng.random() >= skipped:
                 yield Life(
                     number=number, release=release, model=model, verbosity=verbosity, kind=kind,
