@@ -11,6 +11,7 @@ from cachesim.export.case import Case
 from cachesim.export.python_text import span_lines, story, tokens_text
 from cachesim.play.session import Session, groups_of
 from cachesim.scenario.checks import DEFAULT_PREDICT, spec_of
+from cachesim.scenario.labels import DERIVED
 from cachesim.scenario.prompts import REPLY, Vocabulary
 from cachesim.typed import of_kind
 
@@ -234,7 +235,7 @@ def why_not(case: Case) -> str:
     scenario, sent = case.scenario, case.scenario.step[: case.step + 1]
     others = sorted(set(scenario.engine.options) - PLAIN - {"async_scheduling"})
     reasons: Sequence[tuple[bool, str]] = (
-        (case.law == "answer", NO_MODEL),
+        (case.law == "answer" or case.seen.evidence == DERIVED, NO_MODEL),
         (any(step.messages for step in sent), "the server renders its chats"),
         (bool(scenario.models or scenario.images), "images and adapters are the processor's"),
         (any(step.turns for step in sent), "a request arrives while another is computed: a race"),
