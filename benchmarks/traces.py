@@ -23,11 +23,11 @@ from cachesim.traces.replay import Cell, ServerRun
 from cachesim.traces.source import Source
 
 SERVERS: Final = {
-    "llama.cpp@b11549": (("ctx_size", 16384), ("cache_ram", 2)),
-    "ik_llama.cpp@8337e4cd3": (("ctx_size", 16384), ("cache_ram", 2)),
+    "llama.cpp@b11549": (("ctx_size", 131_072), ("cache_ram", 64)),
+    "ik_llama.cpp@8337e4cd3": (("ctx_size", 131_072), ("cache_ram", 64)),
     "mlx-lm@0.32.2": (),
-    "vllm@0.33.0": (("num_gpu_blocks_override", 2000),),
-    "sglang@0.5.23": (("max_total_tokens", 32000), ("page_size", 16)),
+    "vllm@0.33.0": (("num_gpu_blocks_override", 64_000),),
+    "sglang@0.5.23": (("max_total_tokens", 1_024_000), ("page_size", 16)),
     "marconi@paper": (("capacity_bytes", 1_000_000_000), ("n", 4), ("policy", "lru")),
 }
 MODEL: Final = "dense"
@@ -38,7 +38,7 @@ REMEMBERED: Final = 100_000
 
 def measured(profile: str, requests: int) -> dict[str, list[float]]:
     """For each tenth of a made trace: seconds, tokens, and the most memory so far in MiB."""
-    source = Source(name=f"made:{requests}", scale=32, remember=REMEMBERED)
+    source = Source(name=f"made:{requests}", remember=REMEMBERED)
     cell = Cell(source=source, profile=profile, model=MODEL, options=SERVERS[profile])
     found: dict[str, list[float]] = {"seconds": [], "tokens": [], "memory": []}
     begun, before = time.process_time(), 0
