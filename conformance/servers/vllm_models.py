@@ -49,13 +49,6 @@ WINDOWS: Final = {
     "sliding_window": 32,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
-STATES: Final = {  # of 8 KiB, so that a page of attention holds no more than 32 tokens
-    "chunk_size": 4096,
-    "expand": 2,
-    "conv_kernel": 4,
-    "n_groups": 1,
-}
-
 MODELS: Final[dict[str, dict[str, Real]]] = {
     "dense": {**ATTENTION, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
     "swa": {
@@ -66,38 +59,10 @@ MODELS: Final[dict[str, dict[str, Real]]] = {
         **ATTENTION, **WINDOWS, "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"],
         "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
     },
-    "recurrent": {
-        **STATES, "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"],
-        "num_heads": 4, "head_dim": 32, "state_size": 16, "rms_norm": True,
-    },
-    "hybrid": {
-        **ATTENTION, "model_type": "granitemoehybrid",
-        "architectures": ["GraniteMoeHybridForCausalLM"],
-        "num_hidden_layers": 6, "layer_types": ["mamba", "mamba", "attention"] * 2,
-        "num_attention_heads": 2, "shared_intermediate_size": 128, "num_local_experts": 0,
-        "num_experts_per_tok": 0, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1,
-        "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 4096,
-        "position_embedding_type": "nope", "attention_multiplier": 0.17,
-    },
-    "hybrid-delta": {
-        **ATTENTION, "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"],
-        "num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25,
-        "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 1,
-        "linear_num_key_heads": 1, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4, "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-        "decoder_sparse_step": 1, "mlp_only_layers": [], "dtype": "bfloat16",
-    },
 }  # fmt: skip
-"""By name: a class of each layer kind that `vllm serve` runs on a processor."""
+"""Configurations by name."""
 
-SHORT: Final = {"chunk_size": 32, "mamba_chunk_size": 32}
-"""Chunks here, where a prompt is padded to whole ones; the sums are the same."""
-
-DECAY: Final = -5.5
-"""Logarithm of a state's decay: it matters for hundreds of tokens."""
-
-ZERO_CENTRED: Final = ("gemma3_text", "qwen3_next")
+ZERO_CENTRED: Final = ("gemma3_text",)
 """Models whose norms multiply by one more than their weight."""
 
 
@@ -106,7 +71,7 @@ def write(name: str, folder: Path) -> Real:
     torch, library = map(importlib.import_module, ("torch", "transformers"))
     values = {**COMMON, **MODELS[name]}
     kind = values["model_type"]
-    config = library.AutoConfig.for_model(**values | SHORT)
+    config = library.AutoConfig.for_model(**values)
     torch.manual_seed(7)
     model = library.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -121,15 +86,11 @@ def write(name: str, folder: Path) -> Real:
 def draw(place: str, weight: Real, *, centred: bool) -> None:
     """Draw one parameter by its name."""
     width = max(1, weight.shape[-1]) ** -0.5
-    if place.endswith("A_log"):
-        weight.fill_(DECAY)
-    elif place.endswith(("dt_bias", ".D")):
-        weight.uniform_(-1, 1)
-    elif weight.dim() >= 2:
+    if weight.dim() >= 2:
         size = 1.0 if "embed" in place else 2.5 if "lm_head" in place else 1.5
         weight.normal_(0, size * width)
     elif "norm" in place:
-        weight.fill_(0.0 if centred and "linear_attn" not in place else 1.0)
+        weight.fill_(0.0 if centred else 1.0)
     else:
         weight.normal_(0, 0.1)
 
@@ -194,9 +155,7 @@ def read(model: Real, tokens: Real) -> Real:
 
 def kinds_of(config: Real) -> dict[str, frozenset[int]]:
     """Numbers of the layers by what they keep."""
-    kinds = getattr(config, "layer_types", None) or ["mamba"] * config.num_hidden_layers
-    if config.model_type == "qwen3":
-        kinds = ["full_attention"] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     return {
         kind: frozenset(number for number, own in enumerate(kinds) if own == kind)
         for kind in dict.fromkeys(kinds)
