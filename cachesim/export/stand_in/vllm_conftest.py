@@ -5,4 +5,7 @@ from pathlib import Path
 
 from cachesim.prove.vllm.release_worker import install
 
-install(Path(os.environ["VLLM_FILES"]))
+
+def pytest_configure() -> None:
+    """Install them before pytest imports a test, which imports vLLM."""
+    install(Path(os.environ["VLLM_FILES"]))
