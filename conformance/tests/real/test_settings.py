@@ -19,6 +19,7 @@ from cachesim.prove.llama_cpp.server import environment_for
 from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.prove.playing import Override
+from cachesim.prove.vllm.files import PACKAGES as VLLM_PACKAGES
 from cachesim.prove.worker_side import differences
 from cachesim.scenario.format import Model
 from cachesim.scenario.shipped import load_all
@@ -218,14 +219,14 @@ def test_each_argument_of_the_real_package_that_differs_has_a_reason() -> None:
 @pytest.mark.parametrize("release", RELEASES_OF_SGLANG)
 def test_the_scheduler_of_sglang_is_started_as_a_server_starts_it(release: str) -> None:
     core = sglang.SCHEDULER.core_of(release)
-    if not all(each.is_ready() for each in (core, sglang.configuration_of(core), vllm.PACKAGES)):
+    if not all(each.is_ready() for each in (core, sglang.configuration_of(core), VLLM_PACKAGES)):
         pytest.skip(f"sglang {release} is not unpacked here")
 
     assert [] == without_a_reason(sglang.overrides(release, 0, range(16)))
 
 
 def skip_without_vllm(release: str) -> None:
-    if not vllm.SCHEDULER.core_of(release).is_ready() or not vllm.PACKAGES.is_ready():
+    if not vllm.SCHEDULER.core_of(release).is_ready() or not VLLM_PACKAGES.is_ready():
         pytest.skip(f"vllm {release} is not unpacked here")
 
 

@@ -11,12 +11,13 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.errors import UntestedError
+from cachesim.prove.vllm.files import PACKAGES
 from cachesim.scenario import load
 from cachesim.scenario.labels import DERIVED, label_of
 from cachesim.scenario.shipped import shipped_file
 from cachesim.typed import there_is
 from conformance.real.agreement import Agreement
-from conformance.real.vllm.scheduler import PACKAGES, SCHEDULER
+from conformance.real.vllm.scheduler import SCHEDULER
 from conformance.real.vllm.steps import (
     KERNELS,
     compare_steps,

@@ -16,9 +16,10 @@ from cachesim.errors import CachesimError, ContractError, SpecError
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.prove.vllm.files import PACKAGES
 from cachesim.typed import of_kind
 from conformance.real.vllm.playing import play
-from conformance.real.vllm.scheduler import COMPRESSED, PACKAGES
+from conformance.real.vllm.scheduler import COMPRESSED
 from conformance.real.vllm.workloads import draw_compressed
 from tests.engines.conversations import Conversations, judged
 
