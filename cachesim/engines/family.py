@@ -398,8 +398,8 @@ class Family(Generic[R, S]):
         for name in given:
             self._check_choice(profile, known[name], values[name], values)
         options = self.options(**values)
-        values |= self.by_device(self.rules(profile), options, given.keys(), 1)
-        return self.options(**values)
+        chosen = self.by_device(self.rules(profile), options, given.keys(), 1)
+        return self.options(**{**values, **chosen}) if chosen else options
 
     def chosen(
         self, profile: "Profile", given: Mapping[str, Any], *, scale: int = 1

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
-from cachesim.engines.family import Profile, search_of
+from cachesim.engines.family import Family, Profile, search_of
 from cachesim.engines.seen import Laws, Seen
 from cachesim.errors import CachesimError, ContractError, raised_by
 from cachesim.model.arithmetic import ArithmeticName
@@ -89,9 +90,9 @@ class Trial:
             extended_by=family.prompt_field,
             laws=None if search.laws is None else search.laws(session.engine),
         )
-        theirs = [patch for patch in family.patches if patch.server]
-        foreign = any(patch.name in session.profile.patches for patch in theirs)
-        if not foreign and all(options.get(flag, True) for flag in search.reuse_flags):
+        if not _is_foreign(family, session.profile) and all(
+            options.get(flag, True) for flag in search.reuse_flags
+        ):
             trial.unit = search.finds_again(session.engine.flags)
         return trial
 
@@ -99,6 +100,12 @@ class Trial:
     def finding(self) -> Finding | None:
         """The first failure."""
         return self.findings[0] if self.findings else None
+
+
+@lru_cache(maxsize=256)
+def _is_foreign(family: Family[Any, Any], profile: Profile) -> bool:
+    """True for a patch that makes the profile another server, with a reuse of its own."""
+    return any(patch.server and patch.name in profile.patches for patch in family.patches)
 
 
 def finding_of(

@@ -145,6 +145,9 @@ class Session(Loop):
         self.scenario = scenario
         # Where no steps are given, any may come.
         self._chats = not scenario.step or any(step.messages for step in scenario.step)
+        self._infills = not scenario.step or any(
+            step.options.get("endpoint") == "infill" for step in scenario.step
+        )
         self._joins = thin
         self.profile = profile
         specs = {name: spec_of(network) for name, network in scenario.networks.items()}
@@ -161,7 +164,8 @@ class Session(Loop):
         self.vocabulary = Vocabulary.of(scenario, self.network.spec)
         if self._chats and isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
-        if isinstance(self.engine, InfillRendering):
+        # Checked only where a step needs it: `isinstance` looks up every method of a protocol.
+        if self._infills and isinstance(self.engine, InfillRendering):
             self.vocabulary.gap = self.engine.render_infill
         self.n_sent = 0  # steps
         self.cancelled: set[Ticket] = set()
@@ -409,7 +413,6 @@ class Session(Loop):
                 self.vocabulary.replies[record.name] = record.reply.generated
             elif record.ticket in self.cancelled:  # without a reply: some servers send none
                 record.error = record.error or CANCELLED
-            # Checked only where a step needs it: `isinstance` looks up every method of a protocol.
             several = record.ticket is not None and record.step.completions > 1
             if several and isinstance(self.engine, SeveralReplies):
                 record.children = self.engine.replies(there_is(record.ticket))[1:]

@@ -105,6 +105,8 @@ class Oracles:
         self._kept: list[Oracle] = []
 
     def of(self, network: Network) -> Oracle:
+        if self._kept and self._kept[0].network is network:
+            return self._kept[0]
         found = next((oracle for oracle in self._kept if oracle.network is network), None)
         oracle = found or Oracle(network)
         self._kept = [oracle, *(other for other in self._kept if other is not oracle)][:NETWORKS]

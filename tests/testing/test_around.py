@@ -271,8 +271,6 @@ def test_a_search_around_a_model_with_layers_of_its_own_runs_these(
         (["vllm@0.33.0", "--like", THREE], "its server is llama.cpp"),
         (["--like", "none.toml"], "none.toml"),
         (["--like", THREE, "--model", "dense"], "leave --model out"),
-        ([OCTOBER, "--against", "llama.cpp@b9538", "--require", "load"], "--require cannot be"),
-        ([OCTOBER, "--against", "llama.cpp@b9538", "--emit", "found"], "--emit cannot be used"),
         (["llama.cpp@b11549", "--prove", "--arithmetic", "float"], "--arithmetic cannot be used"),
         (["llama.cpp@b11549", "--prove", "--examples", "0"], "--examples cannot be used with"),
         (["llama.cpp@b11549", "--prove", "--jobs", "0"], "--jobs is 0; write a whole number"),
