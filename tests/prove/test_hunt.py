@@ -93,10 +93,11 @@ def limited(calls: int) -> Callable[[Report], bool]:
 def test_each_defect_is_looked_for_with_all_others_cured() -> None:
     assert [
         "llama.cpp@b11549",
-        "llama.cpp@b11549+search-read-again+resume-behind",
-        "llama.cpp@b11549+erase-equal+resume-behind",
-        "llama.cpp@b11549+erase-equal+search-read-again",
+        "llama.cpp@b11549+search-read-again+resume-behind+dry-run-restores",
+        "llama.cpp@b11549+erase-equal+resume-behind+dry-run-restores",
+        "llama.cpp@b11549+erase-equal+search-read-again+dry-run-restores",
         "llama.cpp@b11549+erase-equal+search-read-again+resume-behind",
+        "llama.cpp@b11549+erase-equal+search-read-again+resume-behind+dry-run-restores",
     ] == [str(each) for each in unmasked(OCTOBER)]
     seen = list(targets(OCTOBER, ("dense", "swa")))
     assert {OCTOBER} == {each.profile for each in seen if each.model == "dense"}

@@ -46,10 +46,10 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("profile", SERVERS)
 def test_requests_that_do_not_overlap_are_served_as_in_order(profile: str, apart: Path) -> None:
-    source = Source(name=str(apart), turn=10)
+    source = Source(name=str(apart), scale=32, turn=10)
     cell = Cell(source=source, profile=profile, model="dense", options=SERVERS[profile])
 
-    assert played(profile) == play(cell) | {"notes": []}
+    assert played(profile) | {"notes": []} == play(cell) | {"notes": []}
 
 
 @pytest.mark.sampled(3)
