@@ -33,7 +33,7 @@ VISIBLE: Final = 10.0
 """Ratio of what a stale state moves to rounding, from which a model can be judged."""
 
 COUNTED: Final = 40
-"""Requests after one start that are held against the simulated server."""
+"""Requests after one start that are compared with the simulated server."""
 
 COUNTING: Final = 0.2
 """Share of the time for counts alone."""
@@ -143,7 +143,7 @@ class Examiner(Probe):
             )
         if count is not None and not (self._named and fresh):
             count.notes.append(
-                "held against what was sent alone: no simulated server was named, or the server"
+                "compared with what was sent alone: no simulated server was named, or the server"
                 " was not started for this"
             )
         ends = self.meter.seconds + COUNTING * 60 * self.meter.limits.minutes
