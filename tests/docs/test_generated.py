@@ -88,6 +88,6 @@ def test_issues_that_lessons_name_are_links() -> None:
     page = generate.PAGES["lessons/5-checkpoints.md"]()
 
     assert (
-        "llama.cpp [#20225](https://github.com/ggml-org/llama.cpp/issues/20225), [#22384](" in page
+        "llama.cpp [#22384](https://github.com/ggml-org/llama.cpp/issues/22384), [#20428](" in page
     )
     assert "ik_llama.cpp [#1888](https://github.com/ikawrakow/ik_llama.cpp/issues/1888)" in page
