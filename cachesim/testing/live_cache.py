@@ -179,7 +179,7 @@ def _searched(
         st.integers(0, 1) if told.shared else st.just(0),
     )
     small = st.booleans() if told.size is not None else st.just(value=False)
-    endings: st.SearchStrategy[Ending] = st.sampled_from(("evict", "clear"))
+    endings: st.SearchStrategy[Ending] = st.sampled_from(("evict", "clear", "fill"))
     ways = st.tuples(st.sampled_from(list(presets)), _several(acts), small, endings)
     fresh: dict[tuple[Server, bool, Request | None], int] = {}
 

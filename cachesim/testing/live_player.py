@@ -146,8 +146,11 @@ NAMES: Final = (("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("b", 
 """Adapters and salts, some of which are equal when they are put together."""
 
 
-Ending: TypeAlias = Literal["evict", "clear"]
-"""How the cache is emptied at the end, before its room is compared with a new one's."""
+Ending: TypeAlias = Literal["evict", "clear", "fill"]
+"""How the cache is emptied at the end, before its room is compared with a new one's.
+
+`fill`: more is stored first than a tiny cache has room for, so it has evicted by itself.
+"""
 
 OTHER_SERVER: Final = "another server opens the store"
 EMPTY: Final = Request(tokens=())
@@ -246,15 +249,23 @@ class Player:
     def empty(self, how: Ending) -> None:
         """Empty the cache if that is possible, and compare its room with a new one's."""
         cache, told = self._cache(0), self._told
-        call = getattr(cache, how, None)
+        verb = "clear" if how == "clear" or not hasattr(cache, "evict") else "evict"
+        call = getattr(cache, verb, None)
         others = any(server != self._server for server, _ in self._ever)
         if call is None or not told.keeps or told.shared or others:
             return
         self.emptied = True
-        for request in dict.fromkeys(request for _, request in self._ever if how == "evict"):
-            self._story.add(f"evict({self._text(request)})")
-            self._call(call, request)
-        if how == "clear":
+        held = dict.fromkeys(request for _, request in self._ever)
+        if how == "fill":
+            self._story.add(f"{PROBES} short prompts are stored, then loaded")
+            self._room(cache)
+        if verb == "evict":
+            for request in held:
+                self._story.add(f"evict({self._text(request)})")
+                self._call(call, request)
+            for request in probes(self.unit) if how == "fill" else ():
+                self._call(call, request)
+        else:
             self._story.add("clear()")
             self._call(call)
         self._report.emptied += 1

@@ -278,6 +278,13 @@ class SizeOfWhole(Tree):
         return at + len(leaf.tokens)
 
 
+class InnerGoFirst(Tree):
+    """A node with children is evicted, and their tokens still count."""
+
+    def may_go(self, node: Node) -> bool:
+        return not node.lock
+
+
 class Prompts:
     """Whole prompts, the oldest out first; a lookup takes the longest common part of one."""
 
@@ -408,6 +415,7 @@ PLANTED: dict[Any, tuple[str, dict[str, Any]]] = {
     RemovedStillCounts: ("room returns", {}),
     MatchTooLong: (SEVERAL, {}),
     SizeOfWhole: (SEVERAL, {}),
+    InnerGoFirst: (SEVERAL, {}),
     TrimTooLong: (SEVERAL, {}),
     TrimsInPlace: (SEVERAL, {}),
     OwnArrays: ("no aliasing", {}),
