@@ -1,1 +1,1 @@
-"""vllm-mlx and Rapid-MLX: prefix caches of whole prompts, with the cache classes of mlx-lm."""
+"""mlx-lm, vllm-mlx and Rapid-MLX: caches of whole prompts, with the cache classes of mlx-lm."""
