@@ -84,7 +84,6 @@ def printed(case: Mapping[str, Any]) -> str:
     return f"{text}json {digest(found)}, HTML {html}, replays {digest(asked)}\n"
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_of_an_excerpt_is_as_it_was(name: str) -> None:
     assert WANTED.get(name) == printed(CASES[name])

@@ -335,6 +335,32 @@ def test_a_copy_of_the_server_shares_what_never_changes() -> None:
     assert twin.engine.server is not player.engine.server
 
 
+def test_a_request_that_names_the_slot_of_one_that_ended_early_here_does_not_wait() -> None:
+    player = Player("llama.cpp@b11549", preset("dense"), {"parallel": 2, "ctx_size": 512})
+    player.launch(ReplayRequest(0, prompt=Rope.of(1, 300), reply=Rope.of(2, 1)))
+    player.advance(turns=2)  # it is refused, and the log has no end of it yet
+
+    assert there_is(player.engine.reply(player.tickets[0])).slot == 1
+    assert 0 == player.play(ReplayRequest(1, Rope.of(3, 100), Rope.of(4, 1), slot=1)).cached
+
+
+def test_a_printed_ratio_holds_where_the_replay_cannot_have_what_the_slot_held() -> None:
+    log = """\
+llama_context: n_ctx_seq     = 98304
+slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, sim_best = 0.900 (> 0.100 thold), f_keep = 0.500
+slot launch_slot_: id  0 | task 1 | processing task, is_child = 0
+slot update_slots: id  0 | task 1 | n_tokens = 12874, memory_seq_rm [12874, end)
+prompt eval time =  100.00 ms / 74923 tokens (1.00 ms per token)
+       eval time =  10.00 ms / 1 tokens (1.00 ms per token)
+slot      release: id  0 | task 1 | stop processing: n_tokens = 87797, truncated = 0
+"""  # noqa: E501
+    read = read_files([("server.log", BytesIO(log.encode()))])
+    ((request,),) = [each.requests for each in replays_of(read, UserSettings(model="dense"))]
+
+    assert (78_974, 79_061) == (request.common.low, request.common.high)
+    assert "slot 0" == request.holder
+
+
 def test_the_progress_of_a_replay_names_its_passes() -> None:
     (server,) = [each for each in servers_of("b11549-3") if each["preset"] == "recurrent"][:1]
     log = re.sub(r"loading model '[^']*'", "loading model 'm.gguf'", server["log"])

@@ -15,6 +15,7 @@ from shlex import quote
 from typing import Any, Final
 
 from cachesim.engines.words import counted, numbered
+from cachesim.why.explain.wrong import avoided_by
 
 CLEARLY: Final = 0.01
 """Share of the prefilled tokens from which a flag or a release is worth a sentence."""
@@ -130,15 +131,16 @@ def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
     """Who can change it, and the one thing to do."""
     flag, totals = _flag(found), found["totals"]
     whole, prefilled = sum(ranked.values()), totals["processed"]
+    wrong = avoided_by(found.get("wrong", ()))
     if not ranked:
         if _is_open(found):
             return f"Who can change it is unknown{_missing(found)}."
         if flag:
             return f"A flag saves tokens all the same: {flag}."
-        return "There is nothing to change."
+        return f"No token can be saved, but {wrong}." if wrong else "There is nothing to change."
     held = max(totals["again"] or 0, totals.get("again_at_most") or 0)
     if not flag and held < CLEARLY * (prefilled or 0) and whole < CLEARLY_AT_MOST * prefilled:
-        return "That is too little to change anything for it."
+        return f"That is too little to change anything for it{wrong and f', but {wrong}'}."
     who, tokens = next(iter(ranked.items()))
     part = "" if tokens == whole else f", for {tokens:,} of {whole:,} tokens"
     lead = LEADS["untried" if who == "flag" and not flag else who].format(part=part)

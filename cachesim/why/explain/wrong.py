@@ -143,6 +143,31 @@ def wrong_with(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> str
     return WINDOW_FROM_RAM if is_short and ram else ""
 
 
+def avoided_by(wrong: Sequence[Mapping[str, Any]]) -> str:
+    """What avoids the worst of the findings, as the end of a sentence; empty if nothing is wrong.
+
+    A release that answers rightly is named; a patch is none.
+    """
+    worst = min(wrong, key=lambda finding: finding["kind"] != "loop", default=None)
+    if worst is None:
+        return ""
+    what = "the endless loop" if worst["kind"] == "loop" else "wrong answers"
+    does = worst["says"].partition(". ")[2]
+    do = [does[0].lower() + does[1:]] if does else []
+    release = _right_release(worst["scenario"])
+    do += [f"use {release}, which does not do it"] if release else []
+    return f"{what} can be avoided: {'; or '.join(do)}" if do else f"{what} are possible"
+
+
+def _right_release(scenario: str) -> str:
+    """The release without a scenario's fault, if it names one."""
+    try:
+        right = load(shipped_file(scenario)).shows.after.profile if scenario else None
+    except (CachesimError, ValueError):  # a package without the scenarios
+        return ""
+    return right if right and "+" not in right else ""
+
+
 def evidence_of(scenario: str, profile: str) -> str:
     """The label of a scenario's wrong answer on a release."""
     try:

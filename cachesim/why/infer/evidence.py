@@ -260,6 +260,17 @@ def common_with_holder(
     return computed(whole if cached == whole - 1 and request.one_token else cached)
 
 
+def as_printed(request: Observed, whole: int, common: Known) -> Known:
+    """What a prompt shares with a slot of which the replay holds nothing: within the printed ratio,
+    whatever was reused of it. Lines of memory come after that, and are exact.
+    """
+    is_counted = common.how == "printed" or request.checked or request.search.found_keep
+    bounds = None if is_counted else counts_of(request.sim, whole)
+    if bounds is None or (common.value is not None and common.value in bounds):
+        return common
+    return bounded((bounds.low + bounds.high) // 2, bounds.low, bounds.high)
+
+
 def held_before(request: Observed, whole: int | None) -> Interval | None:
     """Bounds of the slot's tokens at the request's arrival.
 

@@ -60,8 +60,10 @@ OTHERS: Final = (
 """Engines whose lines are known, besides llama.cpp."""
 
 OVERWRITTEN: Final = "another request loaded a conversation of the prompt cache over its slot"
-ENDLESS: Final = "its slot holds more tokens than its prompt has, so that it is read without end"
 """Why an answer is wrong that was generated while a later request named the busy slot."""
+
+ENDLESS: Final = "its slot holds more tokens than its prompt has, so that it is read without end"
+"""Why a request has no answer whose busy slot a later one named, and why no other is answered."""
 
 SlotChoice: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 

@@ -20,6 +20,7 @@ from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.why.infer.evidence import (
     Interval,
     Lengths,
+    as_printed,
     common_with_holder,
     counts_of,
     held_before,
@@ -698,11 +699,12 @@ class Rebuilder:
         )
         if not candidates:
             prompt = self._filled(request, Rope(), Rope(), whole)
-            if exact.value:  # something that the replay knows nothing of
-                return [Candidate(prompt, exact, f"slot {request.slot}")]
-            candidates = [
-                Candidate(prompt, self._too_little(request, held, whole, least), "nothing")
-            ]
+            # Of a slot that the replay knows nothing of, the log may say what is shared with it.
+            common = exact if exact.value else self._too_little(request, held, whole, least)
+            if rebuilt.lengths.prompt.is_sure:
+                common = as_printed(request, whole, common)
+            holder = f"slot {request.slot}" if common.value else "nothing"
+            candidates = [Candidate(prompt, common, holder)]
         return candidates
 
     def _too_little(self, request: Observed, held: Rope, whole: int, least: float) -> Known:

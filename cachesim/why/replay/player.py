@@ -233,18 +233,19 @@ class Player:
                 options=request.options(spans=self.accepts_spans),
             )
         )
-        with self._as_busy(self._ended_early()):
+        with self._as_busy(self._ended_early(named=request.slot)):
             self.engine.take_in()
 
-    def _ended_early(self) -> list[Slot]:
+    def _ended_early(self, named: int) -> list[Slot]:
         """Idle slots of requests that are answered here, and not yet where they were recorded.
 
-        None where no other slot would be left.
+        None where no other slot would be left. The one that the request names is not among them:
+        it would wait there for the end of a request that has ended.
         """
         replies = map(self.engine.reply, self.tickets.values())
         ended = {int(reply.slot) for reply in replies if reply and reply.slot is not None}
         idle = [slot for slot in self.engine.server.slots if not slot.is_processing]
-        found = [slot for slot in idle if int(slot.id) in ended]
+        found = [slot for slot in idle if int(slot.id) in ended - {named}]
         return found if len(found) < len(idle) else []
 
     @contextmanager
