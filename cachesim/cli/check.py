@@ -21,6 +21,7 @@ from cachesim.cli.findings import (
     compared_json,
     known_of,
     print_comparison,
+    print_opening,
     print_parts,
     print_search,
     print_survey,
@@ -248,8 +249,7 @@ def check_command(
         chosen, model, shape, summary = _around(like, chosen, model, shape)
         if format == "text":
             print_parts(printed, Text(summary))
-    if format == "text":
-        print_parts(printed, *map(Text, known_of(chosen)))
+    opening = list[RenderableType](map(Text, known_of(chosen) if format == "text" else ()))
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     collected = Collected()
     for fromkey in dict.fromkeys(model or [_default_model(chosen)]):
@@ -277,6 +277,7 @@ def check_command(
             baseline=known,
             saves=saved is not None,
             collected=collected,
+            opening=opening,
             grouped=known is not None or saved is not None or format in {"junit", "sarif"},
         )
         status |= _carried_out(plan)
@@ -404,6 +405,7 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
     report.model = plan.called
+    print_opening(plan)
     return print_search(report, plan, scope)
 
 
@@ -459,6 +461,7 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
             known |= {cause for cause, one in smallest.items() if passes(cause, one.scenario)}
         found.report.rate = budget.rate(found.report.workloads)
     found.report.model = plan.called
+    print_opening(plan)
     return print_survey(found, smallest, plan, scope, proven=proven, reports=reports, known=known)
 
 
@@ -488,6 +491,7 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
     shape = of_two(plan.shape)
     with bar(f"{one} against {other}, {plan.model}", budget, plan.examples) as going:
         found = compare(one, other, plan.model, **plan.how | {"shape": shape}, going=going)
+    print_opening(plan)
     if not (found.workloads or budget.left()):
         if plan.told is None:
             print_parts(plan.printed, Text(f"{one} against {other}"), Text(f"  {NOTHING_RUN}"))

@@ -235,6 +235,12 @@ def print_parts(printed: list[RenderableType], *parts: RenderableType) -> None:
     printed += parts
 
 
+def print_opening(plan: Plan) -> None:
+    """Print what is known, before the first result: a command that is refused prints nothing."""
+    print_parts(plan.printed, *plan.opening)
+    plan.opening.clear()
+
+
 def _evidence(profile: Profile) -> list[str]:
     label = label_of_release(profile)
     return [f"  evidence: {label}"] if label else []

@@ -67,6 +67,7 @@ class Plan:
     saves: bool = False  # a baseline, whose causes fail nothing
     collected: Collected = field(default_factory=Collected)
     grouped: bool = False  # by cause, for what a gate or a test run wants
+    opening: list[RenderableType] = field(default_factory=list)  # printed before the first result
 
     def __post_init__(self) -> None:
         if not self.profiles:

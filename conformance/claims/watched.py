@@ -144,7 +144,7 @@ class _Looking:
         return found
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        lanes = self._store.attend(layer, keys, values)
+        lanes = tuple(self._store.attend(layer, keys, values))
         for lane in lanes:
             held = Lane(*(np.array(each) for each in lane))
             for row, at in enumerate(lane.rows):

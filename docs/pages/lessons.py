@@ -47,6 +47,11 @@ LETTER: Final = 0.022
 """Share of a card's width that a letter takes."""
 
 
+def unbroken(title: str) -> str:
+    """A title whose flags keep to one line: a browser breaks them at each hyphen."""
+    return re.sub(r"--[a-z-]+", r'<span style="white-space: nowrap">\g<0></span>', escape(title))
+
+
 def index() -> str:
     """A card for each lesson: requests of its first picture of a run, and its title as a link."""
     cards = [_card(lesson) for lesson in all_lessons()]
@@ -75,7 +80,7 @@ def _card(lesson: Lesson) -> str:
     return (
         f'<div class="card">{_bars(lesson, numbers=True)}'
         f'<p><a href="_generated/lessons/{lesson.file.removesuffix(".md")}.html">'
-        f"{lesson.number}. {escape(lesson.title)}</a></p></div>"
+        f"{lesson.number}. {unbroken(lesson.title)}</a></p></div>"
     )
 
 

@@ -54,7 +54,8 @@ def test_the_page_is_as_it_was(name: str, capsys: Capture, monkeypatch: Patch) -
     assert page == file.read_text()
     lines = page.splitlines()[1:]
     if not name.startswith("list"):  # a list in a pipe is for grep: one line each, none cut
-        assert max(map(len, lines)) <= 80
+        # A command stays on one line, so that it can be pasted.
+        assert max(len(line) for line in lines if "prove it" not in line) <= 80
     assert lines == [line.rstrip() for line in lines]
 
 
