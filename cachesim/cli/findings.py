@@ -237,8 +237,9 @@ def print_parts(printed: list[RenderableType], *parts: RenderableType) -> None:
 
 def print_opening(plan: Plan) -> None:
     """Print what is known, before the first result: a command that is refused prints nothing."""
-    print_parts(plan.printed, *plan.opening)
-    plan.opening.clear()
+    if plan.opening:  # JSON and XML have none, not even an empty line
+        print_parts(plan.printed, *plan.opening)
+        plan.opening.clear()
 
 
 def _evidence(profile: Profile) -> list[str]:
