@@ -29,6 +29,7 @@ from tests.testing.planted_caches import (
     RIGHT,
     Blocks,
     EvictedStays,
+    NoRope,
     OneSlot,
     OnlyLastToken,
     OwnList,
@@ -46,7 +47,7 @@ PROMPT = as_tokens(range(300, 340))
 SLOW = {EvictedStays, SaltJoined, ShortImageHash, Trimmed, Unpinned}
 """Those that take seconds to shrink: `make check` finds them."""
 
-SLOWEST = {OneSlot, OwnList}
+SLOWEST = {NoRope, OneSlot, OwnList}
 """Those of half a minute: `make nightly` finds them."""
 
 PARAMETERS = [
