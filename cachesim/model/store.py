@@ -48,7 +48,10 @@ class Lane(NamedTuple):
 
 
 Lanes: TypeAlias = Iterable[Lane]
-"""Keys visible to each query of a ubatch; every row is in exactly one lane. Read them once: a store may pick them as they are asked for."""
+"""Keys visible to each query of a ubatch; every row is in exactly one lane.
+
+Read them once: a store may pick them as they are asked for.
+"""
 
 
 class Frame(NamedTuple):
